@@ -46,7 +46,9 @@ def to_dict(settings: Any) -> dict[str, Any]:
 def from_dict(kind: type[T], data: Mapping[str, Any], default: T | None = None, prefix: str = "") -> T:
     """Read `kind` from plain data, strictly; what `data` leaves out is taken from `default`."""
     if not isinstance(data, Mapping):
-        raise SettingError(f"{prefix.rstrip('.') or 'the settings'} must be a table of settings, not {data!r}.")
+        raise SettingError(
+            f"{prefix.rstrip('.') or 'the settings'} must be a table of settings, not {data!r}."
+        )
     hints = get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for key in data:
@@ -103,14 +105,18 @@ def _check_range(metadata: Mapping[str, Any], value: Any, name: str) -> None:
     low, high, above = (metadata.get(key) for key in ("low", "high", "above"))
     for item in value if isinstance(value, tuple) else (value,):
         if isinstance(item, (int, float)) and not (
-            (low is None or item >= low) and (high is None or item <= high) and (above is None or item > above)
+            (low is None or item >= low)
+            and (high is None or item <= high)
+            and (above is None or item > above)
         ):
             raise SettingError(f"{name} must be{_range(metadata)}, not {item!r}.")
 
 
 def _range(metadata: Mapping[str, Any]) -> str:
     words = {"low": " at least {}", "above": " above {}", "high": " at most {}"}
-    return ",".join(text.format(metadata[key]) for key, text in words.items() if metadata.get(key) is not None)
+    return ",".join(
+        text.format(metadata[key]) for key, text in words.items() if metadata.get(key) is not None
+    )
 
 
 def _takes(hint: Any) -> str:
@@ -121,7 +127,13 @@ def _takes(hint: Any) -> str:
         return f"a list of: {_takes(options[0])}"
     if origin in (Union, types.UnionType):
         return " or ".join(_takes(option) for option in options)
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "nothing"}
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        type(None): "nothing",
+    }
     return names.get(hint, getattr(hint, "__name__", str(hint)))
 
 

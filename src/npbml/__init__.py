@@ -1,0 +1,36 @@
+"""npbml learns how to learn from a few examples.
+
+learner = npbml.load("runs/...")            a meta-trained Learner
+learner.adapt(task)                         the parameters adapted to a task, by name
+learner.predict(task)                       its query logits
+npbml.FewShotClassifier(learner).fit(images, labels).predict(more_images)
+"""
+
+from pathlib import Path
+
+__version__ = "0.1.0"
+
+from npbml.classifier import FewShotClassifier
+from npbml.data.tasks import Task
+from npbml.errors import DataError, NpbmlError, RunError, SettingError
+from npbml.learner import Learner
+
+__all__ = [
+    "DataError",
+    "FewShotClassifier",
+    "Learner",
+    "NpbmlError",
+    "RunError",
+    "SettingError",
+    "Task",
+    "load",
+]
+
+
+def load(run: str | Path, method: str | None = None, device: str = "auto") -> Learner:
+    """The learner that a run has meta-trained: of the run's own method, or of another that it trained."""
+    from npbml.config import with_device
+    from npbml.runs import Run, read_config
+
+    folder = Path(run)
+    return Run(folder, with_device(read_config(folder), device)).learner(method)

@@ -1,0 +1,136 @@
+"""The augmentation of pre-training (METHODS 18.9), on a whole batch at once, where the images are.
+
+Random resized crop, colour jitter and horizontal flip as torchvision defines them. What is random is drawn
+first, on the CPU, so that it does not depend on the device; the rest is a function of images and draws.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from npbml.settings import setting
+
+_RATIO = (3 / 4, 4 / 3)
+_TRIES = 10
+_LUMA = (0.2989, 0.587, 0.114)
+
+
+@dataclasses.dataclass(frozen=True)
+class AugmentSettings:
+    """How the images of pre-training are varied."""
+
+    crop_scale_low: float = setting(0.08, above=0, high=1)
+    """The smallest crop, as a part of the image's area."""
+    jitter: float = setting(0.4, low=0, high=1)
+    """Brightness, contrast and saturation are each multiplied by 1 - jitter to 1 + jitter."""
+    flip: bool = True
+    """Mirror half of the images; not for characters, which a mirror changes."""
+
+
+class Variation(NamedTuple):
+    """What is drawn for a batch of images; every field is [images] or [images, 3]."""
+
+    top: Tensor
+    left: Tensor
+    height: Tensor
+    width: Tensor
+    mirrored: Tensor
+    order: Tensor
+    """[images, 3]: which of brightness (0), contrast (1) and saturation (2) comes first, second and third."""
+    factors: Tensor
+    """[images, 3]: those of brightness, contrast and saturation."""
+
+
+def augment(images: Tensor, settings: AugmentSettings, generator: torch.Generator) -> Tensor:
+    """Images uint8, or float in 0..1, [images, channels, height, width] to float32 in 0..1, varied."""
+    count, _, height, width = images.shape
+    return vary(images, draw_variation(count, height, width, settings, generator))
+
+
+def draw_variation(
+    images: int, height: int, width: int, settings: AugmentSettings, generator: torch.Generator
+) -> Variation:
+    """The random part, on the CPU.
+
+    A crop's area, ratio and place are tried ten times, as torchvision does, but all at once: the first try
+    that fits into the image is taken, and where none does, the largest crop in the middle whose ratio is
+    allowed. The order of the jitter is drawn for each image.
+    """
+
+    def uniform(low: float, high: float, *shape: int) -> Tensor:
+        return low + (high - low) * torch.rand(images, *shape, generator=generator, dtype=torch.float64)
+
+    area = height * width * uniform(settings.crop_scale_low, 1, _TRIES)
+    ratio = uniform(math.log(_RATIO[0]), math.log(_RATIO[1]), _TRIES).exp()
+    wide, high = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+    fits = (wide >= 1) & (wide <= width) & (high >= 1) & (high <= height)
+    first = fits.to(torch.uint8).argmax(1, keepdim=True)
+    wide, high = wide.gather(1, first)[:, 0], high.gather(1, first)[:, 0]
+    top, left = ((uniform(0, 1) * (room + 1)).floor() for room in (height - high, width - wide))
+
+    whole_width, whole_height = min(width, round(height * _RATIO[1])), min(height, round(width / _RATIO[0]))
+    none = ~fits.any(1)
+    wide, high = wide.masked_fill(none, whole_width), high.masked_fill(none, whole_height)
+    top = top.masked_fill(none, (height - whole_height) // 2)
+    left = left.masked_fill(none, (width - whole_width) // 2)
+
+    mirrored = uniform(0, 1) < (0.5 if settings.flip else 0)
+    order = uniform(0, 1, 3).argsort(1)
+    factors = uniform(1 - settings.jitter, 1 + settings.jitter, 3)
+    return Variation(top, left, high, wide, mirrored, order, factors)
+
+
+def vary(images: Tensor, variation: Variation) -> Tensor:
+    """Images uint8, or float in 0..1, [images, channels, height, width] to float32 in 0..1, as drawn."""
+    unit = 255 if images.dtype == torch.uint8 else 1
+    variation = Variation(*(field.to(images.device) for field in variation))
+    return _jitter(
+        _crop(images.to(torch.float32) / unit, variation), variation.order, variation.factors.float()
+    )
+
+
+def _crop(images: Tensor, variation: Variation) -> Tensor:
+    """Each crop, mirrored or not, at the size of the image, by bilinear sampling.
+
+    A crop is never larger than the image, so that it is only ever enlarged and needs no filter.
+    """
+    y = _coordinates(variation.top, variation.height, images.shape[-2])
+    x = _coordinates(variation.left, variation.width, images.shape[-1])
+    x = torch.where(variation.mirrored[:, None], x.flip(1), x)
+    grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), -1)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _coordinates(start: Tensor, length: Tensor, size: int) -> Tensor:
+    """Where the `size` pixels of the result lie along one side, in -1..1 of the image: [images, size].
+
+    Held inside the crop, whose outermost pixels go on as they are: what lies outside is cut off.
+    """
+    pixel = torch.arange(size, device=start.device)
+    inside = ((pixel + 0.5) * length[:, None] / size - 0.5).clamp(min=0).minimum(length[:, None] - 1)
+    return ((2 * (start[:, None] + inside) + 1) / size - 1).float()
+
+
+def _jitter(images: Tensor, order: Tensor, factors: Tensor) -> Tensor:
+    """Brightness, contrast and saturation in each image's own order.
+
+    Each is a blend of the image with another one: black, its mean grey, itself in grey.
+    """
+    for step in order.T:
+        factor = factors.gather(1, step[:, None])[..., None, None]
+        contrast, saturation = (step == 1)[:, None, None, None], (step == 2)[:, None, None, None]
+        grey = _grey(images)
+        other = grey * saturation + grey.mean((2, 3), keepdim=True) * contrast
+        images = (factor * images + (1 - factor) * other).clamp(0, 1)
+    return images
+
+
+def _grey(images: Tensor) -> Tensor:
+    """[images, 1, height, width]; one channel is its own grey, so that saturation leaves it alone."""
+    if images.shape[1] == 1:
+        return images
+    return (images * images.new_tensor(_LUMA)[:, None, None]).sum(1, keepdim=True)

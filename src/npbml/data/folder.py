@@ -1,0 +1,217 @@
+"""The user's own pictures: a folder of class folders becomes a store."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from npbml.data.store import SPLITS, ClassEntry, Split, Store, data_root
+from npbml.errors import DataError
+from npbml.randomness import generator
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_REVISION = 1
+_GREY = frozenset(("1", "L", "LA", "La", "I;16", "I;16B", "I;16L"))
+
+
+def folder_store(
+    path: str | Path,
+    size: int,
+    channels: int | None = None,
+    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2),
+    seed: int = 0,
+    root: str | Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Store:
+    """The pictures below `path` as a store of size x size images, in `root` (`data_root()` if not given).
+
+    `path` holds train/, val/ and test/, each with a folder for every class; or the class folders themselves,
+    whose classes are then dealt to the splits by `fractions` and `seed`. `channels` is 1 (grey) or 3
+    (colour); None means colour if any picture is. The store is made again when a file or an option has
+    changed. `progress` is told how many classes are read, of how many.
+    """
+    path = Path(path).expanduser().resolve()
+    _check_options(size, channels, fractions)
+    if not path.is_dir():
+        raise DataError(
+            f"There is no folder {path}. Give a folder that holds a folder of images for each class."
+        )
+    classes = _classes(path, fractions, seed)
+    files = [file for _, _, members in classes for file in members]
+    key = _key(path, files, [size, channels, list(fractions), seed])
+    folder = Path(root or data_root()) / f"folder-{re.sub(r'[^A-Za-z0-9_.-]+', '-', path.name)}-{key[:16]}"
+    provenance = {"folder": str(path), "revision": _REVISION, "key": key}
+    try:
+        store = Store.open(folder)
+        if store.provenance == provenance:
+            return store
+    except DataError:
+        pass  # missing or damaged: the pictures are still here
+    if channels is None:
+        channels = 1 if all(_mode(file) in _GREY for file in files) else 3
+
+    def pieces(channels: int) -> Iterator[np.ndarray]:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for done, (_, _, members) in enumerate(classes):
+                yield np.stack(list(pool.map(lambda file: _read(file, size, channels), members)))
+                if progress:
+                    progress(done + 1, len(classes))
+
+    entries, start = [], 0
+    for name, split, members in classes:
+        entries.append(ClassEntry(name, split, start, len(members)))
+        start += len(members)
+    return Store.write(
+        folder,
+        name=path.name,
+        images=pieces(channels),
+        shape=(start, channels, size, size),
+        classes=entries,
+        provenance=provenance,
+    )
+
+
+def _check_options(size: int, channels: int | None, fractions: tuple[float, float, float]) -> None:
+    if size < 1:
+        raise DataError(f"size is {size}; images need at least 1 pixel a side.")
+    if channels not in (None, 1, 3):
+        raise DataError(f"channels is {channels}; images have 1 (grey) or 3 (colour).")
+    if len(fractions) != 3 or not all(part > 0 for part in fractions) or abs(sum(fractions) - 1) > 1e-6:
+        raise DataError(
+            f"fractions is {fractions}; give three parts for train, val and test that add up to 1."
+        )
+
+
+def _classes(
+    path: Path, fractions: tuple[float, float, float], seed: int
+) -> list[tuple[str, Split, list[Path]]]:
+    """(name, split, image files) of every class, split by split."""
+    folders = _folders(path)
+    # A flat folder may well have a class called "test"; but then there are pictures in it, not folders.
+    given = any(folder.name in SPLITS and _folders(folder) for folder in folders)
+    parts = _given(path) if given else _dealt(path, folders, fractions, seed)
+    seen: dict[str, Path] = {}
+    classes: list[tuple[str, Split, list[Path]]] = []
+    for split in SPLITS:
+        for folder in parts[split]:
+            if folder.name in seen:
+                raise DataError(
+                    f"Class {folder.name!r} is in two splits, {seen[folder.name]} and {folder}. "
+                    "The splits must share no class: move its images to one of them."
+                )
+            seen[folder.name] = folder
+            classes.append((folder.name, split, _images(folder)))
+    return classes
+
+
+def _given(path: Path) -> dict[Split, list[Path]]:
+    """The class folders below train/, val/ and test/."""
+    parts: dict[Split, list[Path]] = {}
+    for split in SPLITS:
+        if not (path / split).is_dir():
+            raise DataError(
+                f"{path} is split by folders, but {path / split} is missing. Add it with its classes."
+            )
+        parts[split] = _folders(path / split)
+        if not parts[split]:
+            raise DataError(f"{path / split} has no class folders. Add a folder of images for each class.")
+    return parts
+
+
+def _dealt(
+    path: Path, folders: list[Path], fractions: tuple[float, float, float], seed: int
+) -> dict[Split, list[Path]]:
+    """The class folders of a flat folder dealt to the splits, at least one to each."""
+    if not folders:
+        raise DataError(f"{path} has no class folders. It must hold a folder of images for each class.")
+    if len(folders) < len(SPLITS):
+        raise DataError(
+            f"{path} has {len(folders)} class folders ({', '.join(folder.name for folder in folders)}), "
+            "and train, val and test need at least one each: 3 in all. Add classes."
+        )
+    total = len(folders)
+    val, test = (max(1, round(part * total)) for part in fractions[1:])
+    # Rounding up a small part must not leave nothing to train on.
+    while val + test >= total:
+        val, test = (val - 1, test) if val >= test else (val, test - 1)
+    order = torch.randperm(total, generator=generator(seed, "folder")).tolist()
+    counts = {"train": total - val - test, "val": val, "test": test}
+    parts: dict[Split, list[Path]] = {}
+    for split in SPLITS:
+        parts[split] = sorted(folders[place] for place in order[: counts[split]])
+        order = order[counts[split] :]
+    return parts
+
+
+def _folders(path: Path) -> list[Path]:
+    """The folders in `path` that are not a system's own, by name."""
+    return sorted(item for item in path.iterdir() if item.is_dir() and not item.name.startswith((".", "__")))
+
+
+def _images(folder: Path) -> list[Path]:
+    """The image files of a class, by name; other files, such as .DS_Store, do not count."""
+    files = sorted(
+        item
+        for item in folder.iterdir()
+        if item.suffix.lower() in SUFFIXES and not item.name.startswith(".") and item.is_file()
+    )
+    if not files:
+        raise DataError(
+            f"Class folder {folder} has no images ({', '.join(SUFFIXES)}). Add some or remove the folder."
+        )
+    return files
+
+
+def _key(path: Path, files: list[Path], options: list[object]) -> str:
+    """What the store depends on, as one name."""
+    stats = [(str(file), status.st_size, status.st_mtime_ns) for file in files for status in (file.stat(),)]
+    return hashlib.sha256(json.dumps([str(path), _REVISION, options, stats]).encode()).hexdigest()
+
+
+def _mode(file: Path) -> str:
+    with _opened(file) as image:
+        return image.mode
+
+
+def _opened(file: Path) -> Image.Image:
+    try:
+        return Image.open(file)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> DataError:
+    return DataError(f"{file} cannot be read as an image ({error}). Replace or remove it.")
+
+
+def _read(file: Path, size: int, channels: int) -> np.ndarray:
+    """uint8 [channels, size, size]."""
+    with _opened(file) as image:
+        try:
+            image.load()
+            picture = ImageOps.exif_transpose(image)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise _unreadable(file, error) from error
+    if picture.mode.startswith(("I", "F")):
+        picture = _from_deep(file, picture)
+    if picture.has_transparency_data:
+        # What lies beneath transparent pixels is arbitrary; on paper they are white.
+        picture = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
+    picture = picture.convert("L" if channels == 1 else "RGB")
+    pixels = np.asarray(picture.resize((size, size), Image.Resampling.BILINEAR))
+    return pixels.reshape(size, size, channels).transpose(2, 0, 1)
+
+
+def _from_deep(file: Path, picture: Image.Image) -> Image.Image:
+    """Sixteen bits a pixel to eight; deeper pixels have no agreed range."""
+    if not picture.mode.startswith("I;16"):
+        raise DataError(f"{file} has pixels of mode {picture.mode!r}. Save it with 8 or 16 bits a channel.")
+    return Image.fromarray((np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8))

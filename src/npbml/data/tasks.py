@@ -1,0 +1,119 @@
+"""Few-shot tasks as index gathers from one uint8 tensor of images."""
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from npbml.errors import DataError
+
+
+class Task(NamedTuple):
+    """Support and query of one task, each sorted by class.
+
+    support_images [ways * shots, channels, height, width], support_labels [ways * shots], query_images [ways
+    * queries, channels, height, width], query_labels [ways * queries]. Labels are 0 to ways - 1 in the random
+    order in which the classes were drawn. A batch of tasks is the same with a dimension of tasks before every
+    other.
+    """
+
+    support_images: Tensor
+    support_labels: Tensor
+    query_images: Tensor
+    query_labels: Tensor
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClassSet:
+    """The classes of one split.
+
+    images uint8 [images, channels, height, width] on any device, those of class c at starts[c] to
+    starts[c] + counts[c]; mean and std [channels] of pixels in 0..1. What is drawn, is drawn on the CPU, so
+    that a generator gives the same tasks on every device; only pixels are gathered where the images are.
+    """
+
+    images: Tensor
+    starts: Tensor
+    counts: Tensor
+    names: tuple[str, ...]
+    mean: Tensor
+    std: Tensor
+
+    def __len__(self) -> int:
+        """How many classes."""
+        return len(self.names)
+
+    @property
+    def labels(self) -> Tensor:
+        """The class of each image [images]."""
+        return torch.repeat_interleave(self.counts).to(self.images.device)
+
+    def to(self, device: torch.device | str) -> "ClassSet":
+        """The same classes with their images on `device`."""
+        moved = {name: getattr(self, name).to(device) for name in ("images", "mean", "std")}
+        return dataclasses.replace(self, **moved)
+
+    def sample(self, tasks: int, ways: int, shots: int, queries: int, generator: torch.Generator) -> Task:
+        """A batch of `tasks` tasks; images are float32, normalised."""
+        return self.task(self.draw(tasks, ways, shots, queries, generator), shots)
+
+    def draw(self, tasks: int, ways: int, shots: int, queries: int, generator: torch.Generator) -> Tensor:
+        """Which images make up each task: indices [tasks, ways, shots + queries] into `images`, on the CPU.
+
+        In each row the first `shots` are the support. Classes and images are drawn uniformly, without
+        replacement, as the places of the largest of as many random numbers.
+        """
+        self._check(tasks, ways, shots, queries)
+        drawn = _random(tasks, len(self), generator=generator).topk(ways).indices
+        starts, counts = self.starts[drawn][..., None], self.counts[drawn][..., None]
+        most = int(self.counts.max())
+        keys = _random(tasks, ways, most, generator=generator)
+        keys = keys.masked_fill(torch.arange(most) >= counts, -1)
+        return starts + keys.topk(shots + queries).indices
+
+    def task(self, indices: Tensor, shots: int) -> Task:
+        """The batch of tasks whose images are `indices` [tasks, ways, shots + queries]."""
+        tasks, ways, _ = indices.shape
+        labels = torch.arange(ways, device=self.images.device)
+        parts: list[Tensor] = []
+        for part in (indices[..., :shots], indices[..., shots:]):
+            parts.append(self.batch(part.flatten(1)))
+            parts.append(labels.repeat_interleave(part.shape[-1]).repeat(tasks, 1))
+        return Task(*parts)
+
+    def batch(self, indices: Tensor) -> Tensor:
+        """Normalised images float32 [*indices.shape, channels, height, width]."""
+        return self.normalise(self.pixels(indices))
+
+    def pixels(self, indices: Tensor) -> Tensor:
+        """Images as they are stored, uint8 [*indices.shape, channels, height, width]."""
+        rows = self.images.index_select(0, indices.flatten().to(self.images.device))
+        return rows.unflatten(0, tuple(indices.shape))
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """(x - mean) / std of [*, channels, height, width], uint8 or float in 0..1, as float32."""
+        unit = 255 if images.dtype == torch.uint8 else 1
+        mean, std = self.mean[:, None, None] * unit, self.std[:, None, None] * unit
+        return (images.to(torch.float32) - mean).mul_(1 / std)
+
+    def _check(self, tasks: int, ways: int, shots: int, queries: int) -> None:
+        for name, value in (("tasks", tasks), ("ways", ways), ("shots", shots), ("queries", queries)):
+            if value < 1:
+                raise DataError(f"{name} is {value}; a task needs at least 1.")
+        if ways > len(self):
+            raise DataError(
+                f"{ways} ways were asked for, and there are only {len(self)} classes. Use fewer ways."
+            )
+        least = int(self.counts.argmin())
+        if int(self.counts[least]) < shots + queries:
+            raise DataError(
+                f"Class {self.names[least]!r} has {int(self.counts[least])} images, and a task needs "
+                f"{shots + queries} of each class ({shots} shots + {queries} queries). Use fewer shots or "
+                "queries, or add images."
+            )
+
+
+def _random(*shape: int, generator: torch.Generator) -> Tensor:
+    # In double precision, where two equal numbers, whose order would be arbitrary, do not occur in practice.
+    return torch.rand(shape, generator=generator, dtype=torch.float64)

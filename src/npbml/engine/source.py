@@ -1,0 +1,43 @@
+"""Tasks made ready for a learner, with the frozen work done no more often than it must be."""
+
+import torch
+from torch import Tensor
+
+from npbml.data.tasks import ClassSet
+from npbml.learner import Learner, Prepared
+
+CACHE_BYTES = 4 * 2**30
+
+
+class TaskSource:
+    """Prepared tasks from one split.
+
+    Where the stem normalises by running statistics, an image's features do not depend on its task: they are
+    computed once for the whole split. Otherwise they are computed once for a task.
+    """
+
+    def __init__(self, learner: Learner, classes: ClassSet, shots: int, queries: int) -> None:
+        self.learner, self.classes, self.shots, self.queries = learner, classes, shots, queries
+        self.features = self._features() if learner.settings.net.stem_norm == "running" else None
+
+    def draw(self, tasks: int, generator: torch.Generator) -> Tensor:
+        """Indices of the images of `tasks` tasks: [tasks, ways, shots + queries]"""
+        return self.classes.draw(tasks, self.learner.settings.ways, self.shots, self.queries, generator)
+
+    def prepare(self, indices: Tensor) -> tuple[Prepared, Tensor]:
+        """The frozen work of the tasks with these images, and their query labels [tasks, queries]."""
+        task = self.classes.task(indices, self.shots)
+        features = None
+        if self.features is not None:
+            support, query = indices[..., : self.shots].flatten(1), indices[..., self.shots :].flatten(1)
+            features = self.features[torch.cat([support, query], 1).to(self.features.device)]
+        return self.learner.prepare_tasks(task, features), task.query_labels
+
+    @torch.no_grad()
+    def _features(self) -> Tensor | None:
+        stem, images = self.learner.network.stem, self.classes.images
+        chunks = torch.arange(len(images)).split(512)
+        first = stem(self.classes.batch(chunks[0]))
+        if first[0].numel() * first.element_size() * len(images) > CACHE_BYTES:
+            return None
+        return torch.cat([first, *(stem(self.classes.batch(chunk)) for chunk in chunks[1:])])

@@ -1,0 +1,55 @@
+"""The relation network g (METHODS 18.6): how much a query image belongs to each class of the task."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from npbml.nets.layers import ResidualBlock
+from npbml.settings import setting
+
+
+@dataclass(frozen=True)
+class RelationSettings:
+    """The relation network."""
+
+    widths: tuple[int, ...] = setting((64, 128, 256, 512), low=1)
+    """Filters of the encoder's residual blocks; the relation module has the last width."""
+    pools: int = setting(2, low=0)
+    """How many of the encoder's blocks pool, counted from the first."""
+    combine: Literal["sum", "mean"] = setting("sum")
+    """How the maps of a class's shots become one; mean makes the network independent of the shots."""
+
+
+class RelationNetwork(nn.Module):
+    """support and query images -> scores [queries, ways] in [0, 1]"""
+
+    def __init__(self, channels: int, settings: RelationSettings) -> None:
+        super().__init__()
+        widths, width = settings.widths, settings.widths[-1]
+        self.encoder = nn.Sequential(
+            *(
+                ResidualBlock(inputs, outputs, F.relu, pool=index < settings.pools)
+                for index, (inputs, outputs) in enumerate(zip((channels, *widths), widths, strict=False))
+            )
+        )
+        self.relation = nn.Sequential(
+            ResidualBlock(2 * width, width, F.relu), ResidualBlock(width, width, F.relu)
+        )
+        self.score = nn.Linear(width, 1)
+        self.combine = settings.combine
+
+    def forward(self, support: Tensor, labels: Tensor, query: Tensor, ways: int) -> Tensor:
+        """support [n, C, H, W], labels [n], query [m, C, H, W] -> scores [m, ways]"""
+        maps = self.encoder(torch.cat([support, query]))
+        support_maps, query_maps = maps[: len(support)], maps[len(support) :]
+        members = (labels.unsqueeze(-1) == torch.arange(ways, device=labels.device)).to(maps.dtype)
+        if self.combine == "mean":
+            members = members / members.sum(0)
+        class_maps = torch.einsum("nk,nchw->kchw", members, support_maps)
+        shape = (len(query), ways, *maps.shape[1:])
+        pairs = torch.cat([class_maps.expand(shape), query_maps.unsqueeze(1).expand(shape)], 2).flatten(0, 1)
+        pooled = self.relation(pairs).mean((2, 3))
+        return torch.sigmoid(self.score(pooled)).view(len(query), ways)

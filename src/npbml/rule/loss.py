@@ -1,0 +1,148 @@
+"""The meta-learned loss M = L_base + L^S + L^Q + R (the paper's section 3.3, METHODS 18.4 and 18.5)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from npbml.errors import SettingError
+from npbml.rule.descend import Parameters
+from npbml.rule.modulate import FiLM
+from npbml.settings import setting
+
+EPS = 1e-12  # keeps the second derivatives of a root finite where a tensor is zero or constant
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """The meta-learned loss."""
+
+    base: bool = setting(True)
+    """Cross-entropy on the support set."""
+    inductive: bool = setting(True)
+    """The inductive network L^S, on the support set."""
+    transductive: bool = setting(True)
+    """The transductive network L^Q, on the query images and their relation scores."""
+    regulariser: bool = setting(True)
+    """The regulariser R, on statistics of the adapted tensors."""
+    hidden: int = setting(40, low=1)
+    """Width of the two hidden layers."""
+    film: bool = setting(True)
+    """Modulate the loss networks (METHODS 18.11, item 19)."""
+    inputs: Literal["logits", "softmax"] = setting("logits")
+    """Predictions as the networks see them: raw logits or probabilities (item 16)."""
+    target: Literal["argmax", "soft"] = setting("argmax")
+    """The query items' target: the class of the highest relation score, or the normalised scores (item 21)."""
+    activation: Literal["identity", "smooth_leaky"] = setting("identity")
+    """Output activation; smooth_leaky is x/4 + 3/4 softplus_5(x) (item 17)."""
+    share: bool = setting(False)
+    """Let L^Q use the network of L^S, as the reference code does (item 20)."""
+    statistics: Literal["exact", "reference"] = setting("exact")
+    """R's inputs; reference: mean and deviation carry no gradient and L1 is L2 (item 15)."""
+    averaged: bool = setting(False)
+    """Divide L1 by the number of entries and L2 by its root: over a whole layer the sums run into thousands."""
+
+    @property
+    def fixes_ways(self) -> bool:
+        """Whether a network's input has a slot for each class, so that it takes one number of ways only."""
+        return self.inductive or self.transductive
+
+
+class LossNetwork(nn.Module):
+    """inputs -> hidden -> hidden -> 1, each linear layer modulated by its own input (Figure 4)."""
+
+    def __init__(self, inputs: int, hidden: int, film: bool, activation: str = "identity") -> None:
+        super().__init__()
+        sizes = [(inputs, hidden), (hidden, hidden), (hidden, 1)]
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in sizes)
+        self.films = nn.ModuleList(FiLM(i, o) for i, o in sizes) if film else None
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """items [n, inputs] -> their mean loss, a scalar"""
+        for index, layer in enumerate(self.layers):
+            y = layer(x)
+            if self.films is not None:
+                y = self.films[index](x, y)
+            x = F.relu(y) if index < 2 else y
+        if self.activation == "smooth_leaky":
+            x = 0.25 * x + 0.75 * F.softplus(x, beta=5.0)
+        return x.mean()
+
+
+class LearnedLoss(nn.Module):
+    """M(support, query, theta), the sum of the terms that are switched on."""
+
+    def __init__(self, settings: LossSettings, ways: int, tensors: int) -> None:
+        """`ways` classes and `tensors` adapted tensors: the sizes of the networks' inputs."""
+        super().__init__()
+        self.settings = settings
+        if settings.share and not (settings.inductive and settings.transductive):
+            raise SettingError("loss.share needs both loss.inductive and loss.transductive.")
+
+        def network(inputs: int) -> LossNetwork:
+            return LossNetwork(inputs, settings.hidden, settings.film, settings.activation)
+
+        self.inductive = network(2 * ways + 1) if settings.inductive else None
+        self.transductive = None
+        if settings.transductive:
+            self.transductive = self.inductive if settings.share else network(2 * ways + 1)
+        self.regulariser = network(4 * tensors) if settings.regulariser else None
+
+    def forward(
+        self, support: Tensor, labels: Tensor, query: Tensor, scores: Tensor, theta: Parameters
+    ) -> Tensor:
+        """support logits [n, ways], labels one-hot [n, ways], query logits and relation scores [m, ways]"""
+        return sum(self.terms(support, labels, query, scores, theta).values(), support.new_zeros(()))
+
+    def terms(
+        self, support: Tensor, labels: Tensor, query: Tensor, scores: Tensor, theta: Parameters
+    ) -> dict[str, Tensor]:
+        """Each term by its name."""
+        base = cross_entropy(support, labels)
+        terms = {}
+        if self.settings.base:
+            terms["base"] = base.mean()
+        if self.inductive is not None:
+            terms["inductive"] = self.inductive(self._items(support, labels, base))
+        if self.transductive is not None:
+            terms["transductive"] = self.transductive(
+                self._items(query, scores, cross_entropy(query, self._target(scores)))
+            )
+        if self.regulariser is not None:
+            terms["regulariser"] = self.regulariser(self.summary(theta).unsqueeze(0))
+        return terms
+
+    def _items(self, logits: Tensor, target: Tensor, loss: Tensor) -> Tensor:
+        predictions = logits.softmax(-1) if self.settings.inputs == "softmax" else logits
+        return torch.cat([predictions, target, loss.unsqueeze(-1)], -1)
+
+    def _target(self, scores: Tensor) -> Tensor:
+        if self.settings.target == "soft":
+            return scores / scores.sum(-1, keepdim=True)
+        return one_hot(scores.argmax(-1), scores.shape[-1], scores.dtype)
+
+    def summary(self, theta: Parameters) -> Tensor:
+        """mean, deviation, L1 and L2 norm of each adapted tensor, in order: [4 * tensors]"""
+        rows = []
+        for tensor in theta.values():
+            mean, deviation = tensor.mean(), (tensor.var() + EPS).sqrt()
+            l1, l2 = tensor.abs().sum(), (tensor.square().sum() + EPS).sqrt()
+            if self.settings.averaged:
+                l1, l2 = l1 / tensor.numel(), l2 / tensor.numel() ** 0.5
+            if self.settings.statistics == "reference":
+                mean, deviation, l1 = mean.detach(), deviation.detach(), l2
+            rows += [mean, deviation, l1, l2]
+        return torch.stack(rows)
+
+
+def one_hot(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:
+    """labels [n] -> [n, ways]; unlike torch's own, it looks at no value, so it can be batched and captured"""
+    return (labels.unsqueeze(-1) == torch.arange(ways, device=labels.device)).to(dtype)
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """L_base per item: logits [n, ways] against target probabilities [n, ways] -> [n]"""
+    return -(target * logits.log_softmax(-1)).sum(-1)

@@ -1,0 +1,55 @@
+"""Task-adaptive modulation: FiLM_psi(x) = (gamma_psi + 1) x + beta_psi (the paper's section 3.4)."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from npbml.settings import setting
+
+
+@dataclass(frozen=True)
+class FilmSettings:
+    """Modulation of the encoder's last block and of its warp."""
+
+    enabled: bool = setting(True)
+    """Modulate the encoder and the warp."""
+    conditioning: Literal["item", "batch"] = setting("item")
+    """Each item by its own pooled activations, or all by the batch's mean (METHODS 18.11, item 4)."""
+    refresh: Literal["pass", "task"] = setting("pass")
+    """Generate anew in every pass, or once for a task at theta_0; task needs conditioning batch (item 5)."""
+    shortcut: bool = setting(False)
+    """Modulate the shortcut of a residual block as well (item 6)."""
+    adapt: bool = setting(False)
+    """Let the inner loop adapt the encoder's generators too (item 10)."""
+
+
+class FiLM(nn.Module):
+    """gamma, beta = A p + c, where p is the spatial mean of the activation u that enters the layer (18.3)."""
+
+    def __init__(self, inputs: int, outputs: int, conditioning: Literal["item", "batch"] = "item") -> None:
+        super().__init__()
+        self.generator = nn.Linear(inputs, 2 * outputs)
+        self.conditioning = conditioning
+
+    def generate(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """u [n, inputs, ...] -> gamma and beta, [n or 1, outputs]"""
+        pooled = u.flatten(2).mean(2) if u.dim() > 2 else u
+        if self.conditioning == "batch":
+            pooled = pooled.mean(0, keepdim=True)
+        gamma, beta = self.generator(pooled).chunk(2, dim=-1)
+        return gamma, beta
+
+    def forward(self, u: Tensor, y: Tensor, fixed: dict[Any, Any] | None = None) -> Tensor:
+        """Modulate y [n, outputs, ...], the layer's output for the input u.
+
+        With a dictionary `fixed`, the modulation is generated at the first pass, kept there and used again.
+        """
+        if fixed is None:
+            gamma, beta = self.generate(u)
+        else:
+            if self not in fixed:
+                fixed[self] = self.generate(u)
+            gamma, beta = fixed[self]
+        space = (1,) * (y.dim() - 2)
+        return (1 + gamma).view(*gamma.shape, *space) * y + beta.view(*beta.shape, *space)

@@ -1,0 +1,310 @@
+"""A run folder: one configuration, its stages in order, and what they leave behind.
+
+    config.json, environment.json     what was asked for, and with which versions, seed and device
+    pretrain/network.safetensors      the pre-trained encoder
+    relation/relation.safetensors     the relation network
+    METHOD/learner.safetensors        a meta-trained learner
+    results.json                      a record for each tested method
+    pictures/                         curves, sample tasks, the learned loss
+
+A stage that has not ended keeps `checkpoint.safetensors` in its folder.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import npbml
+from npbml.config import Config, check_config, differences, override, preset
+from npbml.data.sets import open_dataset
+from npbml.data.store import Store
+from npbml.data.tasks import ClassSet
+from npbml.engine.device import choose_device, describe_device
+from npbml.engine.evaluate import accuracy, evaluate, learner_answers
+from npbml.engine.source import TaskSource
+from npbml.errors import RunError, SettingError
+from npbml.files import load_tensors, read_json, write_json
+from npbml.learner import ImageSpec, Learner
+from npbml.methods import RECIPES, method_config
+from npbml.nets.network import Network
+from npbml.settings import from_dict, to_dict
+from npbml.stages.loop import Loop, Observer, read_summary, run_loop
+from npbml.stages.metatrain import MetaTrainer
+from npbml.stages.pretrain import Pretrainer, pretrain_network, prototype_accuracies, use_norms
+from npbml.stages.relation import RelationTrainer
+
+# What each stage's outcome depends on. A name ending in a dot stands for the whole group.
+_COMMON = ("dataset", "seed", "image_size", "backbone", "ways", "init", "net")
+_DEPENDS = {
+    "pretrain": (*_COMMON, "warp", "pretrain", "queries"),
+    "relation": (*_COMMON, "shots", "queries", "relation"),
+}
+
+
+class Run:
+    """A run folder that is open for work or for reading."""
+
+    def __init__(self, folder: Path, config: Config, observer: Observer | None = None) -> None:
+        self.folder, self.config, self.observer = folder, config, observer or Observer()
+        self.device = choose_device(config.device)
+
+    @classmethod
+    def open(cls, folder: Path | str, observer: Observer | None = None) -> "Run":
+        """The run in an existing folder, with the configuration it was made with."""
+        return cls(Path(folder), read_config(Path(folder)), observer)
+
+    @classmethod
+    def start(cls, folder: Path | str, config: Config, observer: Observer | None = None) -> "Run":
+        """The run of `config` in `folder`, new or to be continued."""
+        folder = Path(folder)
+        check_config(config)
+        method_config(config, config.method)
+        for name in config.baselines:
+            if name != "prototypes" and name not in RECIPES:
+                known = ", ".join(["prototypes", *RECIPES])
+                raise SettingError(f"There is no baseline {name!r}: choose from {known}.")
+        run = cls(folder, config, observer)
+        if (folder / "config.json").exists():
+            before = read_config(folder)
+            changed = differences(config, before)
+            if changed:
+                raise RunError(
+                    f"{folder} is a run with another {', '.join(changed[:4])}"
+                    f"{' and more' if len(changed) > 4 else ''}: choose another folder with --run."
+                )
+            return run
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RunError(f"{folder} is there, but it is not a run folder: choose another with --run.")
+        run.splits  # noqa: B018  the data set is opened, and refused, before anything is written
+        write_json(folder / "environment.json", environment(config, run.device))
+        write_json(folder / "config.json", to_dict(config))
+        return run
+
+    @cached_property
+    def store(self) -> Store:
+        return open_dataset(self.config.dataset, size=self.config.image_size or 84)
+
+    @cached_property
+    def splits(self) -> dict[str, ClassSet]:
+        """train, val and test, on the device, each with enough classes and images for the run's tasks."""
+        config, splits = self.config, {}
+        for name in ("train", "val", "test"):
+            splits[name] = self.store.classes(name).to(self.device)
+            splits[name]._check(1, config.ways, config.shots, config.queries)
+        return splits
+
+    @property
+    def images(self) -> ImageSpec:
+        """What a learner of this run is shown."""
+        train = self.splits["train"]
+        _, channels, _, size = train.images.shape
+        return ImageSpec(channels, size, tuple(train.mean.tolist()), tuple(train.std.tolist()))
+
+    def pretrain(self) -> dict[str, Any]:
+        """Pre-train the encoder, or go on, or do nothing where that is done."""
+        return self._stage("pretrain", lambda: Pretrainer(self.config, *self._sets(), self.device))
+
+    def relation(self) -> dict[str, Any]:
+        """Train the relation network, or go on, or do nothing where that is done."""
+        return self._stage("relation", lambda: RelationTrainer(self.config, *self._sets(), self.device))
+
+    def train(self, method: str) -> dict[str, Any]:
+        """Meta-train a method, or go on, or do nothing where that is done."""
+        config = method_config(self.config, method)
+        return self._stage(method, lambda: MetaTrainer(config, self._fresh_learner(config), *self._sets()))
+
+    def test(self, method: str, tick: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
+        """Test a method on meta-test tasks and put its record into results.json."""
+        config, classes = self.config, self.splits["test"]
+        started = time.monotonic()
+        seconds = {"pretrain": self._summary("pretrain")["seconds"]}
+        if method == "prototypes":
+            network = self.pretrained_network()
+            per_task = prototype_accuracies(network, config, classes, config.shots, config.test.tasks, "test")
+        else:
+            learner = self.learner(method)
+            if learner.relation is not None:
+                seconds["relation"] = self._summary("relation")["seconds"]
+            seconds["train"] = self._summary(method)["seconds"]
+            source = TaskSource(learner, classes, config.shots, config.queries)
+            per_task = evaluate(
+                learner_answers(learner, source),
+                source.draw,
+                config.test.tasks,
+                config.test.together,
+                config.seed,
+                "test",
+                tick,
+            )
+        seconds["test"] = round(time.monotonic() - started, 2)
+        record = self._record(method, per_task, seconds)
+        self._keep(record, per_task)
+        return record
+
+    def learner(self, method: str | None = None) -> Learner:
+        """The meta-trained learner of a method, the run's own by default."""
+        method = method or self.config.method
+        config = method_config(self.config, method)
+        path = self.folder / method / "learner.safetensors"
+        if not path.exists():
+            raise RunError(
+                f"{path} is not there: train it with `npbml train --run {self.folder} --method {method}`."
+            )
+        tensors, about = load_tensors(path)
+        learner = Learner(config, from_dict(ImageSpec, about["images"]), config.seed)
+        _load(learner, tensors, path)
+        return learner.to(self.device)
+
+    def pretrained_network(self) -> Network:
+        """The pre-trained encoder, normalising as in meta-learning."""
+        path = self.folder / "pretrain" / "network.safetensors"
+        tensors, _ = load_tensors(path)
+        network = pretrain_network(self.config, self.images.channels)
+        _load(network, tensors, path)
+        use_norms(network, self.config)
+        return network.to(self.device)
+
+    def results(self) -> list[dict[str, Any]]:
+        """The records of results.json."""
+        path = self.folder / "results.json"
+        return read_json(path) if path.exists() else []
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second process out of the folder."""
+        try:
+            file = open(self.folder / ".lock", "w")  # noqa: SIM115
+        except OSError as error:
+            raise RunError(f"{self.folder} cannot be written to: {error.strerror}.") from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(
+                    f"Another process is at work in {self.folder}: wait for it, or stop it."
+                ) from None
+            yield
+
+    def _sets(self) -> tuple[ClassSet, ClassSet]:
+        return self.splits["train"], self.splits["val"]
+
+    def _stage(self, stage: str, make: Callable[[], Any]) -> dict[str, Any]:
+        loop = self._loop(stage)
+        if loop.done:
+            summary = read_summary(loop)
+            self.observer.begin(stage, loop.steps, loop.steps)
+            self.observer.end(f"done before: best {summary['validation']:.2f} % on validation")
+            return summary
+        about = {"images": to_dict(self.images)} if stage in RECIPES else {}
+        return run_loop(loop, make(), self.observer, about)
+
+    def _loop(self, stage: str) -> Loop:
+        config = method_config(self.config, stage) if stage in RECIPES else self.config
+        settings = {"pretrain": config.pretrain, "relation": config.relation}.get(stage, config.train)
+        weights = {"pretrain": "network.safetensors", "relation": "relation.safetensors"}
+        return Loop(
+            stage,
+            self.folder / stage,
+            weights.get(stage, "learner.safetensors"),
+            settings.steps,
+            settings.validate_every,
+            config.checkpoint_seconds,
+            self._fingerprint(stage, config),
+        )
+
+    def _fingerprint(self, stage: str, config: Config) -> str:
+        data = to_dict(config)
+        for name in ("baselines", "checkpoint_seconds", "device", "test", "protocol"):
+            data.pop(name)
+        if stage in _DEPENDS:
+            data = {name: data[name] for name in _DEPENDS[stage]}
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _summary(self, stage: str) -> dict[str, Any]:
+        loop = self._loop(stage)
+        if not loop.done:
+            command = stage if stage in _DEPENDS else f"train --method {stage}"
+            raise RunError(f"{loop.folder} is not finished: run `npbml {command} --run {self.folder}` first.")
+        return read_summary(loop)
+
+    def _fresh_learner(self, config: Config) -> Learner:
+        """A learner at the start of meta-training: pre-trained encoder, trained relation network, new rule."""
+        self._summary("pretrain")
+        learner = Learner(config, self.images, config.seed)
+        path = self.folder / "pretrain" / "network.safetensors"
+        tensors, _ = load_tensors(path)
+        learner.take_pretrained(tensors)
+        if learner.relation is not None:
+            self._summary("relation")
+            path = self.folder / "relation" / "relation.safetensors"
+            _load(learner.relation, load_tensors(path)[0], path)
+        return learner.to(self.device)
+
+    def _record(self, method: str, per_task: Tensor, seconds: dict[str, float]) -> dict[str, Any]:
+        config, result = self.config, accuracy(per_task)
+        return {
+            "method": method,
+            "protocol": config.protocol,
+            "dataset": config.dataset,
+            "backbone": config.backbone,
+            "ways": config.ways,
+            "shots": config.shots,
+            "seed": config.seed,
+            "tasks": len(per_task),
+            "accuracy": round(result.mean, 3),
+            "ci95": round(result.ci95, 3),
+            "seconds": seconds,
+            "device": describe_device(self.device),
+            "version": npbml.__version__,
+        }
+
+    def _keep(self, record: dict[str, Any], per_task: Tensor) -> None:
+        others = [other for other in self.results() if other["method"] != record["method"]]
+        write_json(self.folder / record["method"] / "test.json", {"accuracies": per_task.tolist()})
+        write_json(self.folder / "results.json", [*others, record])
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration that a run folder was made with."""
+    path = folder / "config.json"
+    if not path.exists():
+        raise RunError(f"{folder} is not a run folder: it has no config.json.")
+    data = read_json(path)
+    try:
+        names = (data["protocol"], data["dataset"], data["backbone"])
+        return override(preset(*names), data)
+    except (KeyError, TypeError, SettingError) as error:
+        raise RunError(f"{path} is damaged or of another version of npbml: {error}") from None
+
+
+def environment(config: Config, device: torch.device) -> dict[str, Any]:
+    """What the outcome may depend on beside the settings."""
+    packages = ("torch", "numpy", "pillow", "matplotlib", "safetensors")
+    return {
+        "npbml": npbml.__version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+        "platform": platform.platform(),
+        "device": describe_device(device),
+        "cores": os.cpu_count(),
+        "seed": config.seed,
+    }
+
+
+def _load(module: torch.nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise RunError(f"{path} does not fit this run's settings: {error}") from None

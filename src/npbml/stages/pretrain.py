@@ -1,0 +1,142 @@
+"""Pre-training: the encoder learns to tell all training classes apart (METHODS 18.9)."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from npbml.config import Config
+from npbml.data.augment import augment
+from npbml.data.tasks import ClassSet, Task
+from npbml.engine.evaluate import accuracy, evaluate
+from npbml.errors import RunError
+from npbml.learner import encoder
+from npbml.nets.layers import Norm, freeze, initialise, set_norm
+from npbml.nets.network import Network
+from npbml.randomness import generator
+from npbml.rule.precondition import Warp
+from npbml.stages.settings import PretrainSettings
+
+
+class Pretrainer:
+    """Classification of the training classes, judged by prototypes on meta-validation tasks."""
+
+    def __init__(self, config: Config, train: ClassSet, val: ClassSet, device: torch.device) -> None:
+        self.config, self.train, self.val = config, train, val
+        self.network = pretrain_network(config, train.images.shape[1])
+        head = nn.Linear(self.network.width, len(train))
+        self.module = nn.ModuleDict({"network": self.network, "head": head})
+        initialise(self.module, config.init.std, generator(config.seed, "pretrain"))
+        self.module.to(device)
+        set_norm(self.network, "track")
+        settings = config.pretrain
+        self.optimizer = torch.optim.SGD(
+            self.module.parameters(),
+            lr=settings.lr,
+            momentum=settings.momentum,
+            nesterov=settings.momentum > 0,
+            weight_decay=settings.weight_decay,
+        )
+
+    def step(self, index: int) -> dict[str, float]:
+        settings, random = self.config.pretrain, generator(self.config.seed, "pretrain", index)
+        chosen = torch.randint(len(self.train.images), (settings.batch,), generator=random)
+        chosen_here = chosen.to(self.train.images.device)
+        images = augment(self.train.images[chosen_here], settings.augment, random)
+        logits = self.module["head"](
+            self.network((images - self.train.mean[:, None, None]) / self.train.std[:, None, None])
+        )
+        loss = F.cross_entropy(logits, self.labels[chosen_here])
+        rate = learning_rate(settings, index)
+        for part in self.optimizer.param_groups:
+            part["lr"] = rate
+        self.optimizer.zero_grad()
+        loss.backward()
+        value = loss.item()
+        if not value < float("inf"):
+            raise RunError(f"The pre-training loss is {value} at step {index + 1}: lower pretrain.lr.")
+        self.optimizer.step()
+        return {"loss": value, "lr": rate}
+
+    @property
+    def labels(self) -> Tensor:
+        if not hasattr(self, "_labels"):
+            self._labels = self.train.labels
+        return self._labels
+
+    def validate(self) -> float:
+        settings = self.config.pretrain
+        use_norms(self.network, self.config)
+        per_task = prototype_accuracies(
+            self.network,
+            self.config,
+            self.val,
+            settings.validation_shots,
+            settings.validation_tasks,
+            "validation",
+        )
+        set_norm(self.network, "track")
+        return accuracy(per_task).mean
+
+    def result(self) -> Mapping[str, Tensor]:
+        return self.network.state_dict()
+
+
+def pretrain_network(config: Config, channels: int) -> Network:
+    """The encoder as it is pre-trained: without modulation, the warp unit in place but untrained."""
+    network = encoder(config, channels, with_film=False, with_warp=config.pretrain.warp)
+    for part in network.modules():
+        if isinstance(part, Norm) and config.net.affine == "identity":
+            freeze(part)
+        elif isinstance(part, Warp):
+            part.omega.requires_grad_(False)
+    return network
+
+
+def use_norms(network: Network, config: Config) -> None:
+    """The batch-norm modes of meta-learning."""
+    set_norm(network.stem, config.net.stem_norm)
+    set_norm(network.tail, config.net.tail_norm)
+
+
+def prototype_accuracies(
+    network: Network, config: Config, classes: ClassSet, shots: int, tasks: int, purpose: str
+) -> Tensor:
+    """Accuracy of each task by the nearest class mean of the embeddings, [tasks]."""
+    ways, queries = config.ways, config.queries
+
+    def answer(indices: Tensor) -> tuple[Tensor, Tensor]:
+        batch = classes.task(indices, shots)
+        logits = [
+            prototype_logits(network, Task(*task), ways, config.pretrain.prototype_batch)
+            for task in zip(*batch, strict=True)
+        ]
+        return torch.stack(logits), batch.query_labels
+
+    def draw(count: int, random: torch.Generator) -> Tensor:
+        return classes.draw(count, ways, shots, queries, random)
+
+    return evaluate(answer, draw, tasks, config.test.together, config.seed, purpose)
+
+
+def prototype_logits(network: Network, task: Task, ways: int, batch: str) -> Tensor:
+    """Minus the squared distance of each query embedding to each class mean: [queries, ways]"""
+    count = len(task.support_images)
+    if batch == "joint":
+        support, query = network(torch.cat([task.support_images, task.query_images])).tensor_split([count])
+    else:
+        support, query = network(task.support_images), network(task.query_images)
+    prototypes = torch.stack([support[task.support_labels == label].mean(0) for label in range(ways)])
+    return -torch.cdist(query, prototypes).square()
+
+
+def learning_rate(settings: PretrainSettings, index: int) -> float:
+    """The rate of step `index`, a function of the step alone."""
+    progress = index / settings.steps
+    if settings.schedule == "multistep":
+        return settings.lr * 0.1 ** sum(progress >= share for share in (0.5, 0.75, 0.875, 0.95))
+    warm = 0.15
+    if progress < warm:
+        return settings.lr * (index + 1) / (warm * settings.steps + 1)
+    return settings.lr * (1 - progress) / (1 - warm)

@@ -1,0 +1,108 @@
+"""What each stage of a run can be told."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from npbml.data.augment import AugmentSettings
+from npbml.nets.relation import RelationSettings
+from npbml.settings import group, setting
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    """Pre-training: the encoder classifies all training classes (METHODS 18.9)."""
+
+    steps: int = setting(200_000, low=1)
+    """Gradient steps."""
+    batch: int = setting(128, low=2)
+    """Images in a batch."""
+    lr: float = setting(0.01, above=0)
+    """Learning rate; the peak of a onecycle schedule."""
+    momentum: float = setting(0.9, low=0, high=1)
+    """Nesterov momentum of SGD."""
+    weight_decay: float = setting(5e-4, low=0)
+    """Weight decay; the paper uses 0.01 for resnet12 on the smaller data sets (METHODS 18.11, item 31)."""
+    schedule: Literal["multistep", "onecycle"] = setting("multistep")
+    """multistep: a tenth after 1/2, 3/4, 7/8 and 19/20 of the steps; onecycle: up, then down to zero."""
+    validate_every: int = setting(500, low=1)
+    """Steps between validations by prototypes (item 30)."""
+    validation_tasks: int = setting(600, low=2)
+    """Meta-validation tasks in a validation."""
+    validation_shots: int = setting(5, low=1)
+    """Shots of the validation tasks."""
+    prototype_batch: Literal["separate", "joint"] = setting("separate")
+    """Encode support and query apart or as one batch, where batch norm lets items see each other (item 30)."""
+    warp: bool = setting(True)
+    """Have the untrained warp unit in the forward pass (item 35)."""
+    augment: AugmentSettings = group(AugmentSettings)
+
+
+@dataclass(frozen=True)
+class RelationStageSettings(RelationSettings):
+    """The relation network and its training (METHODS 18.6)."""
+
+    steps: int = setting(100_000, low=1)
+    """Episodes, one a step."""
+    lr: float = setting(1e-3, above=0)
+    """Learning rate of Adam."""
+    clip_norm: float = setting(0.0, low=0)
+    """Clip the gradient to this norm; 0 does not clip."""
+    validate_every: int = setting(500, low=1)
+    """Steps between validations."""
+    validation_tasks: int = setting(600, low=2)
+    """Meta-validation tasks in a validation."""
+    augment: bool = setting(True)
+    """Augment the episodes as in pre-training."""
+
+
+@dataclass(frozen=True)
+class RateSettings:
+    """A meta learning rate for each group of meta-parameters; 0 keeps the group as it is (METHODS 18.11, 12)."""
+
+    theta: float = setting(1e-5, low=0)
+    """The initialisation: convolutions of the last block, and the head."""
+    omega: float = setting(1e-5, low=0)
+    """The warp preconditioner."""
+    phi: float = setting(1e-5, low=0)
+    """The loss networks."""
+    psi: float = setting(1e-5, low=0)
+    """The FiLM generators."""
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Meta-training, the outer loop (METHODS 18.8)."""
+
+    steps: int = setting(30_000, low=1)
+    """Meta-gradient steps (METHODS 18.11, item 27)."""
+    meta_batch: int | None = setting(None, low=1)
+    """Tasks in a meta-step; by default the paper's 4 at one shot and 2 at more."""
+    lr: RateSettings = group(RateSettings)
+    optimizer: Literal["adam", "adamw"] = setting("adam")
+    """The outer optimiser (item 26)."""
+    weight_decay: float = setting(0.0, low=0)
+    """Weight decay of the outer optimiser."""
+    schedule: Literal["constant", "cosine"] = setting("constant")
+    """How the meta learning rates change; cosine ends at a tenth (item 26)."""
+    clip: Literal["none", "value", "norm"] = setting("none")
+    """Clip the meta-gradient by element or by norm (item 28)."""
+    clip_at: float = setting(10.0, above=0)
+    """Where it is clipped."""
+    validate_every: int = setting(500, low=1)
+    """Steps between validations (item 29)."""
+    validation_tasks: int = setting(600, low=2)
+    """Meta-validation tasks in a validation."""
+    augment: bool = setting(False)
+    """Augment the tasks as in pre-training (item 34)."""
+
+
+@dataclass(frozen=True)
+class TestSettings:
+    """Meta-testing."""
+
+    __test__ = False  # not a test case, whatever a collector thinks of the name
+
+    tasks: int = setting(600, low=2)
+    """Meta-test tasks; the same ones for every method."""
+    together: int = setting(10, low=1)
+    """Tasks evaluated together."""

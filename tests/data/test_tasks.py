@@ -1,0 +1,139 @@
+"""METHODS C32: support and query disjoint, class counts exact, labels uniform over permutations."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npbml.data.tasks import ClassSet
+from npbml.errors import DataError
+from npbml.randomness import generator
+
+
+def class_set(counts: list[int], channels: int = 1, size: int = 2) -> ClassSet:
+    """Images whose pixels spell the image's own number in base 256, so that a picture says which it is."""
+    total, place = torch.tensor(counts), torch.arange(sum(counts))
+    images = torch.zeros(sum(counts), channels, size, size, dtype=torch.uint8)
+    images[:, 0, 0, 0], images[:, 0, 0, 1] = place % 256, place // 256
+    mean = torch.linspace(0.3, 0.6, channels)
+    return ClassSet(
+        images,
+        total.cumsum(0) - total,
+        total,
+        tuple(f"class {c}" for c in range(len(counts))),
+        mean,
+        mean / 2,
+    )
+
+
+def numbers(classes: ClassSet, images: torch.Tensor) -> torch.Tensor:
+    """The image numbers that normalised images spell."""
+    pixels = (images * classes.std[:, None, None] + classes.mean[:, None, None]) * 255
+    return (pixels[..., 0, 0, 0] + 256 * pixels[..., 0, 0, 1]).round().long()
+
+
+@st.composite
+def draws(draw: st.DrawFn) -> tuple[list[int], int, int, int, int, int]:
+    shots, queries = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    counts = draw(st.lists(st.integers(shots + queries, shots + queries + 9), min_size=1, max_size=12))
+    ways, tasks = draw(st.integers(1, len(counts))), draw(st.integers(1, 5))
+    return counts, tasks, ways, shots, queries, draw(st.integers(0, 2**40))
+
+
+@settings(deadline=None)
+@given(draws())
+def test_every_task_is_well_formed(case: tuple[list[int], int, int, int, int, int]) -> None:
+    counts, tasks, ways, shots, queries, seed = case
+    classes = class_set(counts)
+    task = classes.sample(tasks, ways, shots, queries, generator(seed))
+    assert task.support_images.shape == (tasks, ways * shots, 1, 2, 2)
+    assert task.query_images.shape == (tasks, ways * queries, 1, 2, 2)
+    assert task.support_images.dtype == torch.float32 and task.query_labels.dtype == torch.long
+    for row in range(tasks):
+        support, query = numbers(classes, task.support_images[row]), numbers(classes, task.query_images[row])
+        assert len({*support.tolist(), *query.tolist()}) == ways * (shots + queries)
+        assert task.support_labels[row].tolist() == [way for way in range(ways) for _ in range(shots)]
+        assert task.query_labels[row].tolist() == [way for way in range(ways) for _ in range(queries)]
+        # One class a label, the same in support and query, another for every label.
+        true = classes.labels[support].view(ways, shots)
+        assert (true == true[:, :1]).all() and len(set(true[:, 0].tolist())) == ways
+        assert (classes.labels[query].view(ways, queries) == true[:, :1]).all()
+
+
+def test_labels_are_uniform_over_permutations() -> None:
+    classes, draws = class_set([6] * 4), 24000
+    drawn = classes.labels[classes.draw(draws, 3, 1, 1, generator(0, "labels"))[..., 0]]
+    code = (drawn * torch.tensor([16, 4, 1])).sum(1)
+    observed = code.bincount(minlength=64)
+    observed = observed[observed > 0].double()
+    expected = draws / math.perm(4, 3)
+    assert len(observed) == math.perm(4, 3)
+    chi_squared = float(((observed - expected) ** 2 / expected).sum())
+    assert chi_squared < 49.7  # the 0.999 quantile with 23 degrees of freedom
+
+
+def test_images_are_uniform_in_support_and_query_whatever_the_count() -> None:
+    classes, draws = class_set([4, 9]), 20000
+    drawn = classes.draw(draws, 2, 1, 2, generator(0, "images"))
+    for part in (drawn[..., :1], drawn[..., 1:]):
+        for first, count in ((0, 4), (4, 9)):
+            observed = part.flatten().bincount(minlength=13)[first : first + count].double()
+            expected = draws * part.shape[-1] / count
+            assert float(((observed - expected) ** 2 / expected).sum()) < 26.1  # 0.999 with 8 degrees
+
+
+def test_a_generator_names_its_tasks() -> None:
+    classes = class_set([20] * 9)
+    again = [classes.draw(3, 5, 1, 5, generator(0, "train", step)) for step in (4, 4, 5)]
+    assert torch.equal(again[0], again[1]) and not torch.equal(again[0], again[2])
+
+
+def test_a_task_is_its_indices() -> None:
+    classes = class_set([20] * 9, channels=3)
+    indices = classes.draw(3, 5, 2, 4, generator(1))
+    for one, other in zip(
+        classes.task(indices, shots=2), classes.sample(3, 5, 2, 4, generator(1)), strict=True
+    ):
+        assert torch.equal(one, other)
+    assert torch.equal(numbers(classes, classes.batch(indices)), indices)
+
+
+def test_images_are_normalised_channel_by_channel() -> None:
+    classes = class_set([3, 3], channels=3, size=5)
+    images = torch.randint(0, 256, classes.images.shape, dtype=torch.uint8, generator=generator(2))
+    classes = ClassSet(images, classes.starts, classes.counts, classes.names, classes.mean, classes.std)
+    mean, std = classes.mean.double().view(3, 1, 1), classes.std.double().view(3, 1, 1)
+    chosen = torch.tensor([[5, 0], [2, 5]])
+    expected = (images[chosen].double() / 255 - mean) / std
+    torch.testing.assert_close(classes.batch(chosen).double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        classes.normalise(images[chosen] / 255).double(), expected, rtol=1e-5, atol=1e-5
+    )
+    assert torch.equal(classes.pixels(chosen), images[chosen])
+
+
+def test_images_move_and_draws_stay() -> None:
+    classes = class_set([8] * 5)
+    moved = classes.to("meta")
+    assert moved.images.device.type == moved.mean.device.type == moved.labels.device.type == "meta"
+    assert torch.equal(moved.draw(2, 3, 1, 2, generator(3)), classes.draw(2, 3, 1, 2, generator(3)))
+    assert moved.sample(2, 3, 1, 2, generator(3)).query_images.device.type == "meta"
+
+
+@pytest.mark.parametrize("name", ["tasks", "ways", "shots", "queries"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_nothing_is_sampled_from_less_than_one(name: str, value: int) -> None:
+    sizes = {"tasks": 1, "ways": 2, "shots": 1, "queries": 1} | {name: value}
+    with pytest.raises(DataError, match=f"{name} is {value}"):
+        class_set([5, 5]).sample(**sizes, generator=generator(0))
+
+
+def test_too_few_classes_or_images_are_named() -> None:
+    classes = class_set([9, 6, 9])
+    classes.sample(1, 3, 2, 4, generator(0))
+    with pytest.raises(DataError, match=r"'class 1' has 6 images.*needs 7.*2 shots \+ 5 queries"):
+        classes.sample(1, 2, 2, 5, generator(0))
+    with pytest.raises(DataError, match=r"4 ways.*only 3 classes"):
+        classes.sample(1, 4, 1, 1, generator(0))
