@@ -1,5 +1,6 @@
 """A classifier for a handful of labelled pictures, in the manner of scikit-learn."""
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -37,10 +38,8 @@ class FewShotClassifier:
         if len(support) != len(labels):
             raise DataError(f"There are {len(support)} images but {len(labels)} labels.")
         values = list(dict.fromkeys(labels))
-        try:
+        with contextlib.suppress(TypeError):  # labels of mixed kinds keep the order in which they come
             values.sort()
-        except TypeError:
-            pass  # labels of mixed kinds keep the order in which they come
         self.learner.check_ways(len(values))
         codes = torch.tensor([values.index(label) for label in labels])
         order = codes.argsort(stable=True)

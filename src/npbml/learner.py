@@ -229,7 +229,7 @@ class Learner(nn.Module):
     def start(self, ways: int) -> Parameters:
         """theta_0 of a task."""
         tail = dict(self.network.tail.named_parameters())
-        theta = {"tail." + name: tail[name] for name in self._adapted}
+        theta: Parameters = {"tail." + name: tail[name] for name in self._adapted}
         theta["head.weight"], theta["head.bias"] = self.head.start(ways)
         return theta
 

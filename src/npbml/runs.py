@@ -32,7 +32,7 @@ from npbml.data.sets import open_dataset
 from npbml.data.store import Store
 from npbml.data.tasks import ClassSet
 from npbml.engine.device import choose_device, describe_device
-from npbml.engine.evaluate import accuracy, evaluate, learner_answers
+from npbml.engine.evaluate import Accuracy, accuracy, evaluate, learner_answers
 from npbml.engine.source import TaskSource
 from npbml.errors import RunError, SettingError
 from npbml.files import load_tensors, read_json, write_json
@@ -44,6 +44,7 @@ from npbml.stages.loop import Loop, Observer, read_summary, run_loop
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.pretrain import Pretrainer, pretrain_network, prototype_accuracies, use_norms
 from npbml.stages.relation import RelationTrainer
+from npbml.stages.settings import PretrainSettings, RelationStageSettings, TrainSettings
 
 # What each stage's outcome depends on. A name ending in a dot stands for the whole group.
 _COMMON = ("dataset", "seed", "image_size", "backbone", "ways", "init", "net")
@@ -181,6 +182,14 @@ class Run:
         path = self.folder / "results.json"
         return read_json(path) if path.exists() else []
 
+    def paired_difference(self, method: str, other: str) -> Accuracy | None:
+        """How much more accurate `method` is than `other`, over the test tasks that both were given."""
+        paths = [self.folder / name / "test.json" for name in (method, other)]
+        if not all(path.exists() for path in paths):
+            return None
+        mine, theirs = (torch.tensor(read_json(path)["accuracies"], dtype=torch.float64) for path in paths)
+        return accuracy(mine - theirs) if len(mine) == len(theirs) else None
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep a second process out of the folder."""
@@ -212,7 +221,9 @@ class Run:
 
     def _loop(self, stage: str) -> Loop:
         config = method_config(self.config, stage) if stage in RECIPES else self.config
-        settings = {"pretrain": config.pretrain, "relation": config.relation}.get(stage, config.train)
+        settings: PretrainSettings | RelationStageSettings | TrainSettings = config.train
+        if stage in _DEPENDS:
+            settings = config.pretrain if stage == "pretrain" else config.relation
         weights = {"pretrain": "network.safetensors", "relation": "relation.safetensors"}
         return Loop(
             stage,

@@ -14,7 +14,7 @@ from npbml.errors import DataError
 from npbml.randomness import generator
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
-CHECKSUM = "9fee5d301a5b3f08b030385727bc239a5854f6ca82f3ecfdb918f55ca7552c3c"
+CHECKSUM = "749227b59b0034bf06669ccf4dacaa3048596b55b596971d34e6c3e64fd2aa2d"
 
 
 def test_a_thousand_classes_of_many_scripts(glyph_store: Store) -> None:

@@ -95,7 +95,7 @@ class ClassSet:
         """(x - mean) / std of [*, channels, height, width], uint8 or float in 0..1, as float32."""
         unit = 255 if images.dtype == torch.uint8 else 1
         mean, std = self.mean[:, None, None] * unit, self.std[:, None, None] * unit
-        return (images.to(torch.float32) - mean).mul_(1 / std)
+        return images.to(torch.float32, copy=True).sub_(mean).mul_(1 / std)
 
     def _check(self, tasks: int, ways: int, shots: int, queries: int) -> None:
         for name, value in (("tasks", tasks), ("ways", ways), ("shots", shots), ("queries", queries)):

@@ -30,7 +30,5 @@ class Head(nn.Module):
 
     def start(self, ways: int) -> tuple[Tensor, Tensor]:
         """The head of a task at theta_0: weight [ways, width] and bias [ways]."""
-        weight, bias = self.weight, self.bias
-        if not self.carry_gradient:
-            weight, bias = weight.detach(), bias.detach()
-        return weight.expand(ways, -1), bias.expand(ways)
+        weight, bias = self.weight.expand(ways, -1), self.bias.expand(ways)
+        return (weight, bias) if self.carry_gradient else (weight.detach(), bias.detach())

@@ -106,20 +106,20 @@ class LearnedLoss(nn.Module):
         if self.settings.base:
             terms["base"] = base.mean()
         if self.inductive is not None:
-            terms["inductive"] = self.inductive(self._items(support, labels, base))
+            terms["inductive"] = self.inductive(self.items(support, labels, base))
         if self.transductive is not None:
             terms["transductive"] = self.transductive(
-                self._items(query, scores, cross_entropy(query, self._target(scores)))
+                self.items(query, scores, cross_entropy(query, self.target(scores)))
             )
         if self.regulariser is not None:
             terms["regulariser"] = self.regulariser(self.summary(theta).unsqueeze(0))
         return terms
 
-    def _items(self, logits: Tensor, target: Tensor, loss: Tensor) -> Tensor:
+    def items(self, logits: Tensor, target: Tensor, loss: Tensor) -> Tensor:
         predictions = logits.softmax(-1) if self.settings.inputs == "softmax" else logits
         return torch.cat([predictions, target, loss.unsqueeze(-1)], -1)
 
-    def _target(self, scores: Tensor) -> Tensor:
+    def target(self, scores: Tensor) -> Tensor:
         if self.settings.target == "soft":
             return scores / scores.sum(-1, keepdim=True)
         return one_hot(scores.argmax(-1), scores.shape[-1], scores.dtype)

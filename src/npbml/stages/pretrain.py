@@ -23,7 +23,7 @@ class Pretrainer:
     """Classification of the training classes, judged by prototypes on meta-validation tasks."""
 
     def __init__(self, config: Config, train: ClassSet, val: ClassSet, device: torch.device) -> None:
-        self.config, self.train, self.val = config, train, val
+        self.config, self.train, self.val, self.labels = config, train, val, train.labels
         self.network = pretrain_network(config, train.images.shape[1])
         head = nn.Linear(self.network.width, len(train))
         self.module = nn.ModuleDict({"network": self.network, "head": head})
@@ -58,12 +58,6 @@ class Pretrainer:
             raise RunError(f"The pre-training loss is {value} at step {index + 1}: lower pretrain.lr.")
         self.optimizer.step()
         return {"loss": value, "lr": rate}
-
-    @property
-    def labels(self) -> Tensor:
-        if not hasattr(self, "_labels"):
-            self._labels = self.train.labels
-        return self._labels
 
     def validate(self) -> float:
         settings = self.config.pretrain

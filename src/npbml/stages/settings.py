@@ -31,7 +31,7 @@ class PretrainSettings:
     validation_shots: int = setting(5, low=1)
     """Shots of the validation tasks."""
     prototype_batch: Literal["separate", "joint"] = setting("separate")
-    """Encode support and query apart or as one batch, where batch norm lets items see each other (item 30)."""
+    """Encode support and query apart or as one batch: by batch norm, items see each other (item 30)."""
     warp: bool = setting(True)
     """Have the untrained warp unit in the forward pass (item 35)."""
     augment: AugmentSettings = group(AugmentSettings)
@@ -57,7 +57,7 @@ class RelationStageSettings(RelationSettings):
 
 @dataclass(frozen=True)
 class RateSettings:
-    """A meta learning rate for each group of meta-parameters; 0 keeps the group as it is (METHODS 18.11, 12)."""
+    """A meta learning rate for each group of meta-parameters; 0 keeps the group as it is (item 12)."""
 
     theta: float = setting(1e-5, low=0)
     """The initialisation: convolutions of the last block, and the head."""

@@ -1,0 +1,257 @@
+"""The commands. Thin: they read settings, open a run and show what it does."""
+
+import dataclasses
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import npbml
+from npbml.config import Config, check_config, override, preset, read_file
+from npbml.data.folder import read_class_folders, read_pictures
+from npbml.engine.device import describe_device
+from npbml.errors import NpbmlError, SettingError
+from npbml.methods import RECIPES, method_config
+from npbml.report.terminal import (
+    Terminal,
+    labels_table,
+    methods_table,
+    results_table,
+    settings_table,
+)
+from npbml.runs import Run, read_config
+from npbml.settings import describe, setting
+from npbml.stages.loop import Stopped
+
+console = Console(highlight=False, soft_wrap=False)
+errors = Console(stderr=True, highlight=False)
+
+
+@dataclass(frozen=True)
+class Options(Config):
+    """Where a run is kept and its settings."""
+
+    run: str | None = setting(None)
+    """The run folder, new or to be continued. A name made of the settings, below runs/, if not given."""
+    config: str | None = setting(None)
+    """A TOML or JSON file of settings; what the command line says goes before it."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the `npbml` command."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        _overview()
+        return
+    if arguments[0] in ("-V", "--version"):
+        console.print(f"npbml {npbml.__version__}")
+        return
+    command = COMMANDS.get(arguments[0])
+    if command is None:
+        errors.print(f"npbml: there is no command {arguments[0]!r}: choose from {', '.join(COMMANDS)}.")
+        sys.exit(2)
+    try:
+        command(arguments[1:])
+    except SettingError as error:
+        errors.print(f"npbml: {error}", markup=False)
+        sys.exit(2)
+    except NpbmlError as error:
+        errors.print(f"npbml: {error}", markup=False)
+        sys.exit(1)
+    except Stopped as stop:
+        errors.print(f"\nnpbml: {stop} The same command goes on from there.", markup=False)
+        sys.exit(128 + stop.number)
+    except KeyboardInterrupt:
+        errors.print("\nnpbml: stopped. The same command goes on from the last checkpoint.")
+        sys.exit(128 + signal.SIGINT)
+
+
+def run(arguments: list[str]) -> None:
+    """Pre-train, meta-train and test, skipping what is done; then show the results beside the baselines."""
+    with _opened("run", arguments) as (work, terminal):
+        trained = [work.config.method, *(name for name in work.config.baselines if name != "prototypes")]
+        work.pretrain()
+        if any(method_config(work.config, method).loss.transductive for method in trained):
+            work.relation()
+        for method in trained:
+            work.train(method)
+        for method in dict.fromkeys([*trained, *work.config.baselines]):
+            _test(work, terminal, method)
+        _show(work)
+
+
+def pretrain(arguments: list[str]) -> None:
+    """Pre-train the encoder: it learns to tell the training classes apart."""
+    with _opened("pretrain", arguments) as (work, _):
+        work.pretrain()
+
+
+def relation(arguments: list[str]) -> None:
+    """Train the relation network, whose scores the transductive loss uses."""
+    with _opened("relation", arguments) as (work, _):
+        work.relation()
+
+
+def train(arguments: list[str]) -> None:
+    """Meta-train a method, from a pre-trained encoder and, where its loss asks for one, a relation network."""
+    with _opened("train", arguments) as (work, _):
+        work.train(work.config.method)
+
+
+def test(arguments: list[str]) -> None:
+    """Test a meta-trained method on tasks of unseen classes."""
+    with _opened("test", arguments) as (work, terminal):
+        _test(work, terminal, work.config.method)
+        _show(work)
+
+
+def settings(arguments: list[str]) -> None:
+    """List every setting: its name, its default and what it takes."""
+    console.print(settings_table(describe(Config, _configuration("settings", arguments)[0])))
+
+
+def methods(arguments: list[str]) -> None:
+    """List the methods that can be trained."""
+    tyro.cli(_Nothing, prog="npbml methods", description=methods.__doc__, args=arguments)
+    console.print(methods_table({name: recipe.summary for name, recipe in RECIPES.items()}))
+
+
+@dataclass(frozen=True)
+class ClassifyOptions:
+    """Which learner, and which pictures."""
+
+    run: str
+    """A run folder with a meta-trained learner."""
+    support: str
+    """A folder of class folders: the labelled pictures."""
+    query: str
+    """A folder of pictures to be labelled, or one picture."""
+    method: str | None = None
+    """Which of the run's methods; its own by default."""
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, or cuda:N."""
+
+
+def classify(arguments: list[str]) -> None:
+    """Label your own pictures with a meta-trained learner and a few labelled examples."""
+    options = tyro.cli(ClassifyOptions, prog="npbml classify", description=classify.__doc__, args=arguments)
+    labelled, unlabelled = read_class_folders(Path(options.support)), read_pictures(Path(options.query))
+    learner = npbml.load(options.run, options.method, options.device)
+    pictures = [picture for members in labelled.values() for picture in members]
+    labels = [name for name, members in labelled.items() for _ in members]
+    classifier = npbml.FewShotClassifier(learner).fit(pictures, labels)
+    probabilities = classifier.predict_proba(list(unlabelled.values()))
+    console.print(labels_table(list(unlabelled), list(classifier.classes_), probabilities))
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    pass
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "run": run,
+    "pretrain": pretrain,
+    "relation": relation,
+    "train": train,
+    "test": test,
+    "classify": classify,
+    "methods": methods,
+    "settings": settings,
+}
+
+
+def _overview() -> None:
+    table = Table.grid(padding=(0, 2))
+    for name, command in COMMANDS.items():
+        table.add_row(f"  {name}", (command.__doc__ or "").strip())
+    console.print("npbml learns how to learn from a few examples.\n\nusage: npbml COMMAND [OPTIONS]\n")
+    console.print(table)
+    console.print(
+        "\n`npbml COMMAND --help` lists a command's options. `npbml run` alone is a whole run on the embedded\n"
+        "data, of some minutes; a stopped command, given again, goes on where it was stopped."
+    )
+
+
+@contextmanager
+def _opened(command: str, arguments: list[str]) -> Iterator[tuple[Run, Terminal]]:
+    """The run that the arguments ask for, kept from other processes, and the terminal that shows it."""
+    config, folder = _configuration(command, arguments)
+    terminal = Terminal(console)
+    work = Run.start(folder, config, terminal)
+    task = f"{config.ways}-way {config.shots}-shot {config.dataset}, {config.backbone}, seed {config.seed}"
+    console.print(f"{task}, on {describe_device(work.device)}\nrun folder: {folder}", markup=False)
+    with work.locked(), terminal:
+        yield work, terminal
+
+
+def _configuration(command: str, arguments: list[str]) -> tuple[Config, Path]:
+    """The settings, and the run folder, that the arguments ask for.
+
+    A setting is looked for on the command line, then in the settings file, then in the run folder, then among
+    the protocol's defaults; so the places it may come from are read first.
+    """
+    asked = _peek(arguments, ("run", "config", "protocol", "dataset", "backbone", "method"))
+    if asked.get("run") and (Path(asked["run"]) / "config.json").exists():
+        config = read_config(Path(asked["run"]))
+    else:
+        file = read_file(Path(asked["config"])) if asked.get("config") else {}
+        names = {**file, **asked}
+        usual = Config()
+        config = preset(
+            *(str(names.get(key, getattr(usual, key))) for key in ("protocol", "dataset", "backbone"))
+        )
+    if asked.get("config"):
+        config = override(config, read_file(Path(asked["config"])))
+    default = Options(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Config)})
+    options = tyro.cli(
+        Options,
+        prog=f"npbml {command}",
+        description=COMMANDS[command].__doc__,
+        default=default,
+        args=arguments,
+        config=(tyro.conf.FlagConversionOff,),
+    )
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(Config)}
+    config = Config(**values)
+    check_config(config)
+    return config, Path(options.run) if options.run else Path("runs") / _name(config)
+
+
+def _peek(arguments: list[str], names: tuple[str, ...]) -> dict[str, str]:
+    """The values of a few options, before the others can be read."""
+    found: dict[str, str] = {}
+    for place, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
+        name = option.removeprefix("--")
+        if option.startswith("--") and name in names:
+            if equals:
+                found[name] = value
+            elif place + 1 < len(arguments):
+                found[name] = arguments[place + 1]
+    return found
+
+
+def _name(config: Config) -> str:
+    """The run folder's name where none is given."""
+    data = Path(config.dataset).name or "pictures"
+    return f"{data}-{config.backbone}-{config.ways}way-{config.shots}shot-{config.protocol}-seed{config.seed}"
+
+
+def _test(work: Run, terminal: Terminal, method: str) -> None:
+    with terminal.counting(f"test {method}", work.config.test.tasks) as tick:
+        work.test(method, tick)
+
+
+def _show(work: Run) -> None:
+    from npbml.report.pictures import draw_pictures  # matplotlib is slow to load, and only needed here
+
+    console.print(results_table(work.results(), work.paired_difference))
+    folder = draw_pictures(work)
+    console.print(f"results: {work.folder / 'results.json'}\npictures: {folder}", markup=False)
