@@ -34,25 +34,27 @@ class FewShotClassifier:
 
     def fit(self, images: Any, labels: Sequence[Any] | np.ndarray) -> "FewShotClassifier":
         """Take the labelled pictures; the adaptation itself happens with those to be predicted."""
-        support, labels = self._tensor(images), list(labels)
+        support = self._tensor(images)
+        labels = labels.tolist() if isinstance(labels, (np.ndarray, Tensor)) else list(labels)
         if len(support) != len(labels):
             raise DataError(f"There are {len(support)} images but {len(labels)} labels.")
         values = list(dict.fromkeys(labels))
         with contextlib.suppress(TypeError):  # labels of mixed kinds keep the order in which they come
-            values.sort()
+            values = sorted(values)
         self.learner.check_ways(len(values))
         codes = torch.tensor([values.index(label) for label in labels])
         order = codes.argsort(stable=True)
         self.classes_ = np.empty(len(values), dtype=object)
         self.classes_[:] = values
-        if len({type(value) for value in values}) == 1:
+        if len({type(value) for value in values}) == 1 and np.ndim(values[0]) == 0:
             self.classes_ = np.array(values)
         self._support, self._codes = support[order], codes[order]
         return self
 
     def predict(self, images: Any) -> np.ndarray:
         """The label of each picture."""
-        return self.classes_[self.predict_proba(images).argmax(1)]
+        probabilities = self.predict_proba(images)
+        return self.classes_[probabilities.argmax(1)]
 
     def predict_proba(self, images: Any) -> np.ndarray:
         """Probabilities [n, classes], in the order of `classes_`."""

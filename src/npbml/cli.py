@@ -204,9 +204,7 @@ def _configuration(command: str, arguments: list[str]) -> tuple[Config, Path]:
         file = read_file(Path(asked["config"])) if asked.get("config") else {}
         names = {**file, **asked}
         usual = Config()
-        config = preset(
-            *(str(names.get(key, getattr(usual, key))) for key in ("protocol", "dataset", "backbone"))
-        )
+        config = preset(*(str(names.get(key, getattr(usual, key))) for key in ("protocol", "dataset", "backbone")))
     if asked.get("config"):
         config = override(config, read_file(Path(asked["config"])))
     default = Options(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Config)})

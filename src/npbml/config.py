@@ -57,27 +57,29 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "published": {},
     "quick": {
         "net": {"filters": 32, "stem_norm": "running"},
+        "loss": {"averaged": True},
         "pretrain": {
             "steps": 600,
-            "batch": 128,
             "lr": 0.1,
             "schedule": "onecycle",
             "validate_every": 200,
             "validation_tasks": 100,
             "validation_shots": 1,
             "prototype_batch": "joint",
+            "augment": {"crop_scale_low": 0.5},
         },
         "relation": {
-            "widths": [8, 16, 16, 16],
-            "steps": 300,
+            "widths": [16, 16],
+            "steps": 400,
             "lr": 3e-3,
-            "validate_every": 100,
+            "validate_every": 200,
             "validation_tasks": 50,
+            "augment": False,
         },
-        "loss": {"averaged": True},
         "train": {
             "steps": 400,
-            "lr": {"theta": 1e-4, "omega": 1e-4, "phi": 1e-3, "psi": 1e-4},
+            "lr": {"theta": 1e-3, "omega": 1e-3, "phi": 3e-3, "psi": 1e-3},
+            "schedule": "cosine",
             "validate_every": 100,
             "validation_tasks": 100,
         },
@@ -124,18 +126,14 @@ def check_config(config: Config) -> None:
     check(config)
     check_learner(config)
     if config.dataset in MIRRORED and config.pretrain.augment.flip:
-        raise SettingError(
-            f"pretrain.augment.flip mirrors images, which changes the class of {config.dataset}."
-        )
+        raise SettingError(f"pretrain.augment.flip mirrors images, which changes the class of {config.dataset}.")
 
 
 def differences(mine: Config, other: Config) -> list[str]:
     """The names of the settings, free ones aside, in which two configurations differ."""
     values = {name: value for name, _, value in describe(Config, other)}
     return [
-        name
-        for name, _, value in describe(Config, mine)
-        if value != values[name] and not name.startswith(FREE)
+        name for name, _, value in describe(Config, mine) if value != values[name] and not name.startswith(FREE)
     ]
 
 

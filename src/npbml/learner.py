@@ -83,8 +83,12 @@ def check_learner(settings: LearnerSettings) -> None:
         raise SettingError(
             f"warp.position={position} does not exist in {settings.backbone}: {' or '.join(allowed)}."
         )
-    if settings.net.frozen_blocks == 4 and settings.warp.kind == "learned":
-        raise SettingError("net.frozen_blocks=4 leaves no block to warp: set warp.kind=fixed or none.")
+    blocks = 4 if settings.backbone == "conv4" else len(settings.net.widths)
+    if settings.net.frozen_blocks == blocks and (settings.warp.kind == "learned" or settings.film.enabled):
+        raise SettingError(
+            f"net.frozen_blocks={settings.net.frozen_blocks} leaves no block to warp or to modulate: set "
+            "warp.kind=fixed or none, and film.enabled=false."
+        )
     if not any(
         (settings.loss.base, settings.loss.inductive, settings.loss.transductive, settings.loss.regulariser)
     ):
@@ -136,12 +140,12 @@ class Learner(nn.Module):
         """theta_J: the parameters adapted to the task, by name (Algorithm 2)."""
         ways = self._check_task(task)
         prepared = self.prepare(ways, task)
-        return self._adapt(prepared, ways, self._modulations(prepared, ways))
+        return self._adapt(prepared, self._modulations(prepared))
 
     def predict(self, task: Task, final_batch: str | None = None) -> Tensor:
         """Query logits [query, ways] after adaptation; `final_batch` overrides inner.final_batch."""
         ways = self._check_task(task)
-        return self.logits(self.prepare(ways, task, final_batch=final_batch), ways)
+        return self.logits(self.prepare(ways, task, final_batch=final_batch))
 
     def meta_loss(self, tasks: Task | Sequence[Task]) -> Tensor:
         """The outer objective of Algorithm 1: the mean query cross-entropy over the tasks, after adaptation.
@@ -149,7 +153,11 @@ class Learner(nn.Module):
         `tasks` is a sequence of tasks or one batched task with a leading tasks dimension.
         """
         batch = tasks if isinstance(tasks, Task) else stack_tasks(tasks)
-        prepared = self.prepare_tasks(batch)
+        if not len(batch.support_labels) or batch.support_images.dim() != 5:
+            raise DataError("meta_loss takes a sequence of tasks, or one batch of tasks; here is neither.")
+        ways = len(batch.support_labels.unique())
+        self.check_ways(ways)
+        prepared = self.prepare_tasks(batch, ways=ways)
         return self.over_tasks(self.task_loss)(prepared, batch.query_labels).mean()
 
     forward = meta_loss
@@ -209,22 +217,22 @@ class Learner(nn.Module):
         labels = one_hot(task.support_labels, ways, inner.dtype)
         return Prepared(inner, final, labels, scores)
 
-    def prepare_tasks(self, tasks: Task, features: Tensor | None = None) -> Prepared:
-        """The frozen work of a batch of tasks."""
+    def prepare_tasks(self, tasks: Task, features: Tensor | None = None, ways: int | None = None) -> Prepared:
+        """The frozen work of a batch of tasks, of the learner's own number of ways if none is given."""
         # Convolutions without gradients fill a CPU by themselves: there vmap would only add copies.
         together = self.together and tasks.support_images.device.type != "cpu"
         given = (tasks,) if features is None else (tasks, features)
-        return _over_tasks(partial(self.prepare, self.settings.ways), together)(*given)
+        return _over_tasks(partial(self.prepare, ways or self.settings.ways), together)(*given)
 
-    def logits(self, prepared: Prepared, ways: int) -> Tensor:
+    def logits(self, prepared: Prepared) -> Tensor:
         """Query logits of one task, from its frozen work."""
-        fixed, queries = self._modulations(prepared, ways), len(prepared.scores)
-        theta = self._adapt(prepared, ways, fixed)
-        return self._forward(theta, prepared.final, fixed)[-queries:]
+        fixed = self._modulations(prepared)
+        final = self._forward(self._adapt(prepared, fixed), prepared.final, fixed)
+        return final[len(final) - len(prepared.scores) :]
 
     def task_loss(self, prepared: Prepared, query_labels: Tensor) -> Tensor:
         """L_meta of one task."""
-        return F.cross_entropy(self.logits(prepared, self.settings.ways), query_labels)
+        return F.cross_entropy(self.logits(prepared), query_labels)
 
     def start(self, ways: int) -> Parameters:
         """theta_0 of a task."""
@@ -233,14 +241,14 @@ class Learner(nn.Module):
         theta["head.weight"], theta["head.bias"] = self.head.start(ways)
         return theta
 
-    def inner_terms(self, theta: Parameters, prepared: Prepared, ways: int) -> dict[str, Tensor]:
+    def inner_terms(self, theta: Parameters, prepared: Prepared) -> dict[str, Tensor]:
         """The terms of the learned loss M at `theta`."""
-        logits = self._forward(theta, prepared.inner, self._modulations(prepared, ways))
+        logits = self._forward(theta, prepared.inner, self._modulations(prepared))
         support = len(prepared.labels)
         return self.loss.terms(logits[:support], prepared.labels, logits[support:], prepared.scores, theta)
 
-    def _adapt(self, prepared: Prepared, ways: int, fixed: dict[Any, Any] | None) -> Parameters:
-        support = len(prepared.labels)
+    def _adapt(self, prepared: Prepared, fixed: dict[Any, Any] | None) -> Parameters:
+        support, ways = prepared.labels.shape
 
         def inner_loss(theta: Parameters) -> Tensor:
             logits = self._forward(theta, prepared.inner, fixed)
@@ -250,18 +258,16 @@ class Learner(nn.Module):
 
     def _forward(self, theta: Parameters, features: Tensor, fixed: dict[Any, Any] | None) -> Tensor:
         """Logits of stem features at theta: f = h o z (Equation 10)."""
-        tail = {
-            name.removeprefix("tail."): value for name, value in theta.items() if name.startswith("tail.")
-        }
+        tail = {name.removeprefix("tail."): value for name, value in theta.items() if name.startswith("tail.")}
         embeddings = functional_call(self.network.tail, tail, (features, fixed))
         return F.linear(embeddings, theta["head.weight"], theta["head.bias"])
 
-    def _modulations(self, prepared: Prepared, ways: int) -> dict[Any, Any] | None:
+    def _modulations(self, prepared: Prepared) -> dict[Any, Any] | None:
         """Where modulations are kept for a whole task, those of theta_0 on the inner batch."""
         if self.settings.film.refresh == "pass" or not self.settings.film.enabled:
             return None
         fixed: dict[Any, Any] = {}
-        self._forward(self.start(ways), prepared.inner, fixed)
+        self._forward(self.start(prepared.labels.shape[1]), prepared.inner, fixed)
         return fixed
 
     def _adapts(self, name: str) -> bool:
@@ -274,11 +280,16 @@ class Learner(nn.Module):
 
     def _check_task(self, task: Task) -> int:
         """The number of ways of a single task, or an error that says what is wrong with it."""
-        if task.support_images.dim() != 4 or task.query_images.dim() != 4:
+        if task.support_images.dim() != 4 or task.query_images.dim() != 4 or not len(task.query_images):
             raise DataError(
                 "A task has images of shape [items, channels, height, width], not "
                 f"{list(task.support_images.shape)} and {list(task.query_images.shape)}."
             )
+        for images, labels in ((task.support_images, task.support_labels), (task.query_images, task.query_labels)):
+            if len(images) != len(labels):
+                raise DataError(
+                    f"A task has a label for each image, not {len(labels)} labels for {len(images)} images."
+                )
         labels = task.support_labels.unique().tolist()
         ways = len(labels)
         if labels != list(range(ways)):
@@ -299,9 +310,7 @@ class Learner(nn.Module):
             raise DataError(f"A task needs at least 2 classes; this one has {ways}.")
 
 
-def encoder(
-    settings: LearnerSettings, channels: int, with_film: bool = True, with_warp: bool = True
-) -> Network:
+def encoder(settings: LearnerSettings, channels: int, with_film: bool = True, with_warp: bool = True) -> Network:
     """The network z with the rule's parts in its last block."""
     film: Callable[[int, int], FiLM] | None = None
     if with_film and settings.film.enabled:

@@ -103,7 +103,7 @@ class Run:
         config, splits = self.config, {}
         for name in ("train", "val", "test"):
             splits[name] = self.store.classes(name).to(self.device)
-            splits[name]._check(1, config.ways, config.shots, config.queries)
+            splits[name].check(config.ways, config.shots, config.queries)
         return splits
 
     @property
@@ -201,9 +201,7 @@ class Run:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise RunError(
-                    f"Another process is at work in {self.folder}: wait for it, or stop it."
-                ) from None
+                raise RunError(f"Another process is at work in {self.folder}: wait for it, or stop it.") from None
             yield
 
     def _sets(self) -> tuple[ClassSet, ClassSet]:

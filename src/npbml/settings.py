@@ -46,9 +46,7 @@ def to_dict(settings: Any) -> dict[str, Any]:
 def from_dict(kind: type[T], data: Mapping[str, Any], default: T | None = None, prefix: str = "") -> T:
     """Read `kind` from plain data, strictly; what `data` leaves out is taken from `default`."""
     if not isinstance(data, Mapping):
-        raise SettingError(
-            f"{prefix.rstrip('.') or 'the settings'} must be a table of settings, not {data!r}."
-        )
+        raise SettingError(f"{prefix.rstrip('.') or 'the settings'} must be a table of settings, not {data!r}.")
     hints = get_type_hints(kind)
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for key in data:
@@ -90,7 +88,7 @@ def _read(hint: Any, value: Any, name: str) -> Any:
             return None
         hint = next(option for option in options if option is not type(None))
         return _read(hint, value, name)
-    if origin is Literal and value in options:
+    if origin is Literal and any(value == option and type(value) is type(option) for option in options):
         return value
     if origin is tuple and isinstance(value, (list, tuple)):
         return tuple(_read(options[0], item, name) for item in value)
@@ -105,18 +103,14 @@ def _check_range(metadata: Mapping[str, Any], value: Any, name: str) -> None:
     low, high, above = (metadata.get(key) for key in ("low", "high", "above"))
     for item in value if isinstance(value, tuple) else (value,):
         if isinstance(item, (int, float)) and not (
-            (low is None or item >= low)
-            and (high is None or item <= high)
-            and (above is None or item > above)
+            (low is None or item >= low) and (high is None or item <= high) and (above is None or item > above)
         ):
             raise SettingError(f"{name} must be{_range(metadata)}, not {item!r}.")
 
 
 def _range(metadata: Mapping[str, Any]) -> str:
     words = {"low": " at least {}", "above": " above {}", "high": " at most {}"}
-    return ",".join(
-        text.format(metadata[key]) for key, text in words.items() if metadata.get(key) is not None
-    )
+    return ",".join(text.format(metadata[key]) for key, text in words.items() if metadata.get(key) is not None)
 
 
 def _takes(hint: Any) -> str:

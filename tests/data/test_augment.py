@@ -150,9 +150,7 @@ def test_crops_follow_torchvisions_distribution() -> None:
 
 
 @pytest.mark.parametrize(("height", "width", "box"), [(40, 10, (13, 0, 13, 10)), (9, 60, (0, 24, 9, 12))])
-def test_where_no_crop_fits_the_middle_is_taken(
-    height: int, width: int, box: tuple[int, int, int, int]
-) -> None:
+def test_where_no_crop_fits_the_middle_is_taken(height: int, width: int, box: tuple[int, int, int, int]) -> None:
     variation = draw_variation(50, height, width, PLAIN, generator(0))
     assert all((field == side).all() for field, side in zip(variation[:4], box, strict=True))
 

@@ -56,9 +56,7 @@ def test_a_flat_folder_is_dealt_by_fraction_and_seed(tmp_path: Path) -> None:
     assert [len(most[split]) for split in SPLITS] == [18, 1, 1]
 
 
-@pytest.mark.parametrize(
-    "fractions", [(0.6, 0.2, 0.2), (0.1, 0.45, 0.45), (0.02, 0.49, 0.49), (0.98, 0.01, 0.01)]
-)
+@pytest.mark.parametrize("fractions", [(0.6, 0.2, 0.2), (0.1, 0.45, 0.45), (0.02, 0.49, 0.49), (0.98, 0.01, 0.01)])
 def test_every_split_gets_a_class(tmp_path: Path, fractions: tuple[float, float, float]) -> None:
     for classes in (3, 4, 5):
         store = folder_store(
@@ -165,9 +163,7 @@ def test_an_empty_class_folder_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("channels", [None, 1])
 @pytest.mark.parametrize("damage", ["empty", "text", "cut"])
-def test_a_corrupt_image_is_named_and_nothing_is_left(
-    tmp_path: Path, damage: str, channels: int | None
-) -> None:
+def test_a_corrupt_image_is_named_and_nothing_is_left(tmp_path: Path, damage: str, channels: int | None) -> None:
     path = flat(tmp_path, 3)
     bad = path / "kind 01" / "bad.jpg"
     noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)

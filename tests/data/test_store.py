@@ -137,9 +137,7 @@ def test_a_write_killed_at_any_stage_is_never_used(
     write(tmp_path / "a").verify()
 
 
-def test_what_a_killed_write_left_is_swept_after_a_day(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_write_left_is_swept_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.making-0").mkdir()
     (tmp_path / "a.making-0" / "images.npy").write_bytes(b"half")
     write(tmp_path / "a")

@@ -93,9 +93,7 @@ def test_a_generator_names_its_tasks() -> None:
 def test_a_task_is_its_indices() -> None:
     classes = class_set([20] * 9, channels=3)
     indices = classes.draw(3, 5, 2, 4, generator(1))
-    for one, other in zip(
-        classes.task(indices, shots=2), classes.sample(3, 5, 2, 4, generator(1)), strict=True
-    ):
+    for one, other in zip(classes.task(indices, shots=2), classes.sample(3, 5, 2, 4, generator(1)), strict=True):
         assert torch.equal(one, other)
     assert torch.equal(numbers(classes, classes.batch(indices)), indices)
 
@@ -108,9 +106,7 @@ def test_images_are_normalised_channel_by_channel() -> None:
     chosen = torch.tensor([[5, 0], [2, 5]])
     expected = (images[chosen].double() / 255 - mean) / std
     torch.testing.assert_close(classes.batch(chosen).double(), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(
-        classes.normalise(images[chosen] / 255).double(), expected, rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(classes.normalise(images[chosen] / 255).double(), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(classes.pixels(chosen), images[chosen])
 
 

@@ -88,9 +88,7 @@ def vary(images: Tensor, variation: Variation) -> Tensor:
     """Images uint8, or float in 0..1, [images, channels, height, width] to float32 in 0..1, as drawn."""
     unit = 255 if images.dtype == torch.uint8 else 1
     variation = Variation(*(field.to(images.device) for field in variation))
-    return _jitter(
-        _crop(images.to(torch.float32) / unit, variation), variation.order, variation.factors.float()
-    )
+    return _jitter(_crop(images.to(torch.float32) / unit, variation), variation.order, variation.factors.float())
 
 
 def _crop(images: Tensor, variation: Variation) -> Tensor:

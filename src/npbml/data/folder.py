@@ -40,9 +40,7 @@ def folder_store(
     path = Path(path).expanduser().resolve()
     _check_options(size, channels, fractions)
     if not path.is_dir():
-        raise DataError(
-            f"There is no folder {path}. Give a folder that holds a folder of images for each class."
-        )
+        raise DataError(f"There is no folder {path}. Give a folder that holds a folder of images for each class.")
     classes = _classes(path, fractions, seed)
     files = [file for _, _, members in classes for file in members]
     key = _key(path, files, [size, channels, list(fractions), seed])
@@ -78,20 +76,34 @@ def folder_store(
     )
 
 
+def read_class_folders(path: Path) -> dict[str, list[Image.Image]]:
+    """The pictures of each class folder below `path`, by class."""
+    if not path.is_dir():
+        raise DataError(f"There is no folder {path}. Give a folder that holds a folder of images for each class.")
+    folders = _folders(path)
+    if not folders:
+        raise DataError(f"{path} has no class folders. It must hold a folder of images for each class.")
+    return {folder.name: [_picture(file) for file in _images(folder)] for folder in folders}
+
+
+def read_pictures(path: Path) -> dict[str, Image.Image]:
+    """The pictures in the folder `path`, or the one picture it is, by file name."""
+    if not path.exists():
+        raise DataError(f"There is no picture or folder {path}.")
+    files = _images(path) if path.is_dir() else [path]
+    return {file.name: _picture(file) for file in files}
+
+
 def _check_options(size: int, channels: int | None, fractions: tuple[float, float, float]) -> None:
     if size < 1:
         raise DataError(f"size is {size}; images need at least 1 pixel a side.")
     if channels not in (None, 1, 3):
         raise DataError(f"channels is {channels}; images have 1 (grey) or 3 (colour).")
     if len(fractions) != 3 or not all(part > 0 for part in fractions) or abs(sum(fractions) - 1) > 1e-6:
-        raise DataError(
-            f"fractions is {fractions}; give three parts for train, val and test that add up to 1."
-        )
+        raise DataError(f"fractions is {fractions}; give three parts for train, val and test that add up to 1.")
 
 
-def _classes(
-    path: Path, fractions: tuple[float, float, float], seed: int
-) -> list[tuple[str, Split, list[Path]]]:
+def _classes(path: Path, fractions: tuple[float, float, float], seed: int) -> list[tuple[str, Split, list[Path]]]:
     """(name, split, image files) of every class, split by split."""
     folders = _folders(path)
     # A flat folder may well have a class called "test"; but then there are pictures in it, not folders.
@@ -116,9 +128,7 @@ def _given(path: Path) -> dict[Split, list[Path]]:
     parts: dict[Split, list[Path]] = {}
     for split in SPLITS:
         if not (path / split).is_dir():
-            raise DataError(
-                f"{path} is split by folders, but {path / split} is missing. Add it with its classes."
-            )
+            raise DataError(f"{path} is split by folders, but {path / split} is missing. Add it with its classes.")
         parts[split] = _folders(path / split)
         if not parts[split]:
             raise DataError(f"{path / split} has no class folders. Add a folder of images for each class.")
@@ -164,7 +174,7 @@ def _images(folder: Path) -> list[Path]:
     )
     if not files:
         raise DataError(
-            f"Class folder {folder} has no images ({', '.join(SUFFIXES)}). Add some or remove the folder."
+            f"The folder {folder} has no images ({', '.join(SUFFIXES)}). Add some or remove the folder."
         )
     return files
 
@@ -193,6 +203,13 @@ def _unreadable(file: Path, error: Exception) -> DataError:
 
 def _read(file: Path, size: int, channels: int) -> np.ndarray:
     """uint8 [channels, size, size]."""
+    picture = _picture(file).convert("L" if channels == 1 else "RGB")
+    pixels = np.asarray(picture.resize((size, size), Image.Resampling.BILINEAR))
+    return pixels.reshape(size, size, channels).transpose(2, 0, 1)
+
+
+def _picture(file: Path) -> Image.Image:
+    """The picture as a person sees it: upright, on white paper, eight bits a channel."""
     with _opened(file) as image:
         try:
             image.load()
@@ -205,9 +222,7 @@ def _read(file: Path, size: int, channels: int) -> np.ndarray:
         # What lies beneath transparent pixels is arbitrary; on paper they are white.
         picture = picture.convert("RGBA")
         picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
-    picture = picture.convert("L" if channels == 1 else "RGB")
-    pixels = np.asarray(picture.resize((size, size), Image.Resampling.BILINEAR))
-    return pixels.reshape(size, size, channels).transpose(2, 0, 1)
+    return picture
 
 
 def _from_deep(file: Path, picture: Image.Image) -> Image.Image:

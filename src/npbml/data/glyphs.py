@@ -170,15 +170,15 @@ def _bend(masters: np.ndarray, random: _Random) -> np.ndarray:
         return random.between(round(low * _ONE), round(high * _ONE), count)
 
     # The cosine and sine of twice the angle whose tangent is t are rational in t: no rounding of a library's.
-    t = between(-0.15, 0.15)
+    t = between(-0.28, 0.28)
     norm = _ONE * _ONE + t * t
     cosine, sine = (_ONE * _ONE - t * t) * _ONE // norm, 2 * t * _ONE * _ONE // norm
-    shear, size = between(-0.2, 0.2), between(0.85, 1.3)
-    wide, high = size * between(0.9, 1.15) // _ONE, size * between(0.9, 1.15) // _ONE
+    shear, size = between(-0.35, 0.35), between(0.85, 1.5)
+    wide, high = size * between(0.8, 1.25) // _ONE, size * between(0.8, 1.25) // _ONE
     xx = wide * (cosine + shear * sine // _ONE) // _ONE
     xy = wide * (shear * cosine // _ONE - sine) // _ONE
     yx, yy = high * sine // _ONE, high * cosine // _ONE
-    move_x, move_y = between(-4, 4), between(-4, 4)
+    move_x, move_y = between(-6, 6), between(-6, 6)
 
     # In half pixels from the middle, so that they are whole; then in parts of a pixel from the corner of the
     # paper, which has a border of two pixels where everything that lies outside is read.
@@ -232,7 +232,7 @@ def _print(ink: np.ndarray, random: _Random) -> np.ndarray:
     count = len(ink)
     paper, tone, grain = (
         random.between(low, high, count).astype(np.int32)[:, None, None]
-        for low, high in ((200, 250), (0, 80), (4, 24))
+        for low, high in ((190, 250), (0, 110), (6, 40))
     )
     noise = random.bell(*ink.shape) * grain // 148
     return np.clip(paper - (paper - tone) * ink // 255 + noise, 0, 255).astype(np.uint8)

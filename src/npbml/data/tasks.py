@@ -1,6 +1,7 @@
 """Few-shot tasks as index gathers from one uint8 tensor of images."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -64,7 +65,7 @@ class ClassSet:
         In each row the first `shots` are the support. Classes and images are drawn uniformly, without
         replacement, as the places of the largest of as many random numbers.
         """
-        self._check(tasks, ways, shots, queries)
+        self.check(ways, shots, queries, tasks)
         drawn = _random(tasks, len(self), generator=generator).topk(ways).indices
         starts, counts = self.starts[drawn][..., None], self.counts[drawn][..., None]
         most = int(self.counts.max())
@@ -72,13 +73,17 @@ class ClassSet:
         keys = keys.masked_fill(torch.arange(most) >= counts, -1)
         return starts + keys.topk(shots + queries).indices
 
-    def task(self, indices: Tensor, shots: int) -> Task:
-        """The batch of tasks whose images are `indices` [tasks, ways, shots + queries]."""
+    def task(self, indices: Tensor, shots: int, look: Callable[[Tensor], Tensor] | None = None) -> Task:
+        """The batch of tasks whose images are `indices` [tasks, ways, shots + queries].
+
+        `look` turns indices into images; it is `batch` if not given.
+        """
+        look = look or self.batch
         tasks, ways, _ = indices.shape
         labels = torch.arange(ways, device=self.images.device)
         parts: list[Tensor] = []
         for part in (indices[..., :shots], indices[..., shots:]):
-            parts.append(self.batch(part.flatten(1)))
+            parts.append(look(part.flatten(1)))
             parts.append(labels.repeat_interleave(part.shape[-1]).repeat(tasks, 1))
         return Task(*parts)
 
@@ -97,14 +102,13 @@ class ClassSet:
         mean, std = self.mean[:, None, None] * unit, self.std[:, None, None] * unit
         return images.to(torch.float32, copy=True).sub_(mean).mul_(1 / std)
 
-    def _check(self, tasks: int, ways: int, shots: int, queries: int) -> None:
+    def check(self, ways: int, shots: int, queries: int, tasks: int = 1) -> None:
+        """Refuse tasks that these classes cannot fill."""
         for name, value in (("tasks", tasks), ("ways", ways), ("shots", shots), ("queries", queries)):
             if value < 1:
                 raise DataError(f"{name} is {value}; a task needs at least 1.")
         if ways > len(self):
-            raise DataError(
-                f"{ways} ways were asked for, and there are only {len(self)} classes. Use fewer ways."
-            )
+            raise DataError(f"{ways} ways were asked for, and there are only {len(self)} classes. Use fewer ways.")
         least = int(self.counts.argmin())
         if int(self.counts[least]) < shots + queries:
             raise DataError(

@@ -53,10 +53,9 @@ def evaluate(
 
 def learner_answers(learner: Learner, source: TaskSource) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Query logits of a learner that adapts to each task."""
-    ways = learner.settings.ways
 
     def answer(indices: Tensor) -> tuple[Tensor, Tensor]:
         prepared, labels = source.prepare(indices)
-        return learner.over_tasks(lambda task: learner.logits(task, ways))(prepared), labels
+        return learner.over_tasks(learner.logits)(prepared), labels
 
     return answer

@@ -24,9 +24,7 @@ def all_finite(loss: Tensor, gradients: list[Tensor]) -> bool:
     return bool(torch.stack([loss.isfinite(), *(g.isfinite().all() for g in gradients)]).all())
 
 
-def diagnose(
-    learner: Learner, parameters: list[nn.Parameter], gradients: list[Tensor], prepared: Prepared
-) -> str:
+def diagnose(learner: Learner, parameters: list[nn.Parameter], gradients: list[Tensor], prepared: Prepared) -> str:
     """Which part made a meta-gradient that is not finite, in words."""
     bad = {parameter for parameter, g in zip(parameters, gradients, strict=True) if not g.isfinite().all()}
     groups = [letter for letter, part in learner.groups().items() if any(p in bad for p in part.values())]
@@ -50,13 +48,13 @@ def _first_non_finite(learner: Learner, task: Prepared) -> str | None:
         for name, tensor in theta.items():
             if not tensor.isfinite().all():
                 return f"the adapted tensor {name} after {step} inner steps"
-        terms = learner.inner_terms(theta, task, ways)
+        terms = learner.inner_terms(theta, task)
         for name, value in terms.items():
             if not value.isfinite():
                 return f"the {name} term of the inner loss at inner step {step}"
         inner = dataclasses.replace(settings.inner, steps=step + 1)
         theta = descend(
-            lambda t: sum(learner.inner_terms(t, task, ways).values(), torch.zeros(())),
+            lambda t: sum(learner.inner_terms(t, task).values(), torch.zeros(())),
             learner.start(ways),
             inner,
         )

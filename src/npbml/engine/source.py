@@ -1,5 +1,7 @@
 """Tasks made ready for a learner, with the frozen work done no more often than it must be."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -24,11 +26,14 @@ class TaskSource:
         """Indices of the images of `tasks` tasks: [tasks, ways, shots + queries]"""
         return self.classes.draw(tasks, self.learner.settings.ways, self.shots, self.queries, generator)
 
-    def prepare(self, indices: Tensor) -> tuple[Prepared, Tensor]:
-        """The frozen work of the tasks with these images, and their query labels [tasks, queries]."""
-        task = self.classes.task(indices, self.shots)
+    def prepare(self, indices: Tensor, look: Callable[[Tensor], Tensor] | None = None) -> tuple[Prepared, Tensor]:
+        """The frozen work of the tasks with these images, and their query labels [tasks, queries].
+
+        `look` may show the images in another way than they are, for instance augmented.
+        """
+        task = self.classes.task(indices, self.shots, look)
         features = None
-        if self.features is not None:
+        if self.features is not None and look is None:
             support, query = indices[..., : self.shots].flatten(1), indices[..., self.shots :].flatten(1)
             features = self.features[torch.cat([support, query], 1).to(self.features.device)]
         return self.learner.prepare_tasks(task, features), task.query_labels

@@ -35,9 +35,7 @@ class RelationNetwork(nn.Module):
                 for index, (inputs, outputs) in enumerate(zip((channels, *widths), widths, strict=False))
             )
         )
-        self.relation = nn.Sequential(
-            ResidualBlock(2 * width, width, F.relu), ResidualBlock(width, width, F.relu)
-        )
+        self.relation = nn.Sequential(ResidualBlock(2 * width, width, F.relu), ResidualBlock(width, width, F.relu))
         self.score = nn.Linear(width, 1)
         self.combine = settings.combine
 

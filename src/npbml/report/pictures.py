@@ -74,9 +74,7 @@ def draw_tasks(classes: ClassSet, ways: int, shots: int, seed: int, tasks: int =
     shown = min(shots, 5)
     drawn = classes.draw(tasks, ways, shots, queries, generator(seed, "picture"))
     images = classes.images.cpu()
-    figure, axes = plt.subplots(
-        1, tasks, figsize=(1.2 + 0.36 * (shown + queries + 1) * tasks, 0.42 * ways + 0.7)
-    )
+    figure, axes = plt.subplots(1, tasks, figsize=(1.2 + 0.36 * (shown + queries + 1) * tasks, 0.42 * ways + 0.7))
     for number, (axis, task) in enumerate(zip(np.atleast_1d(axes), drawn, strict=True)):
         support, query = (_grid(images[part]) for part in (task[:, :shown], task[:, shots:]))
         gap = np.full((support.shape[0], images.shape[-1] // 2, support.shape[2]), 255, dtype=np.uint8)

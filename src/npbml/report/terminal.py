@@ -50,9 +50,7 @@ class Terminal(Observer):
         self.validation = f"val {accuracy:.1f} %"
         self._update(completed=step)
         if not self.console.is_terminal:
-            self.console.print(
-                f"{self.stage}: step {step}, {self.loss or 'start'}, validation {accuracy:.2f} %"
-            )
+            self.console.print(f"{self.stage}: step {step}, {self.loss or 'start'}, validation {accuracy:.2f} %")
 
     def end(self, note: str) -> None:
         self._update()

@@ -91,9 +91,7 @@ class LearnedLoss(nn.Module):
             self.transductive = self.inductive if settings.share else network(2 * ways + 1)
         self.regulariser = network(4 * tensors) if settings.regulariser else None
 
-    def forward(
-        self, support: Tensor, labels: Tensor, query: Tensor, scores: Tensor, theta: Parameters
-    ) -> Tensor:
+    def forward(self, support: Tensor, labels: Tensor, query: Tensor, scores: Tensor, theta: Parameters) -> Tensor:
         """support logits [n, ways], labels one-hot [n, ways], query logits and relation scores [m, ways]"""
         return sum(self.terms(support, labels, query, scores, theta).values(), support.new_zeros(()))
 

@@ -25,9 +25,7 @@ class WarpSettings:
     """Size of the warp's kernel (METHODS 18.11, item 9)."""
     norm: bool = setting(True)
     """Batch normalisation after the warp (item 9)."""
-    position: Literal["auto", "after_pool", "pre_activation", "before_addition", "after_block"] = setting(
-        "auto"
-    )
+    position: Literal["auto", "after_pool", "pre_activation", "before_addition", "after_block"] = setting("auto")
     """Where it stands; auto: after_pool in conv4, before_addition in resnet12 (items 7 and 8)."""
 
 

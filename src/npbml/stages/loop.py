@@ -152,13 +152,9 @@ class _State:
         tensors = {f"module.{name}": tensor for name, tensor in trainer.module.state_dict().items()}
         tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
         for index, entry in trainer.optimizer.state_dict()["state"].items():
-            tensors |= {
-                f"optimizer.{index}.{name}": value for name, value in entry.items() if value is not None
-            }
+            tensors |= {f"optimizer.{index}.{name}": value for name, value in entry.items() if value is not None}
         about = {name: value for name, value in vars(self).items() if name != "best"}
-        save_tensors(
-            loop.folder / "checkpoint.safetensors", tensors, {**about, "fingerprint": loop.fingerprint}
-        )
+        save_tensors(loop.folder / "checkpoint.safetensors", tensors, {**about, "fingerprint": loop.fingerprint})
 
     @classmethod
     def resume(cls, loop: Loop, trainer: Trainer) -> "_State | None":

@@ -1,20 +1,20 @@
 """Meta-training, the outer loop (Algorithm 1)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from npbml.config import Config
-from npbml.data.tasks import ClassSet, Task
+from npbml.data.tasks import ClassSet
 from npbml.engine.evaluate import accuracy, evaluate, learner_answers
 from npbml.engine.metastep import meta_step
 from npbml.engine.source import TaskSource
 from npbml.errors import RunError, SettingError
-from npbml.learner import GROUPS, Learner, Prepared, stack_tasks
+from npbml.learner import GROUPS, Learner
 from npbml.randomness import generator
-from npbml.stages.relation import augmented
+from npbml.stages.pretrain import augmented
 
 
 class MetaTrainer:
@@ -32,18 +32,14 @@ class MetaTrainer:
             if rate > 0 and groups[letter]
         ]
         if not parts:
-            raise SettingError(
-                f"train.lr leaves nothing to meta-learn in {config.method}: set a rate above 0."
-            )
+            raise SettingError(f"train.lr leaves nothing to meta-learn in {config.method}: set a rate above 0.")
         kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
         self.optimizer = kind(parts, weight_decay=settings.weight_decay)
 
     def step(self, index: int) -> dict[str, float]:
         settings = self.config.train
         indices = self.train.draw(self.config.meta_batch, generator(self.config.seed, "train", index))
-        prepared, labels = (
-            self._augmented(indices, index) if settings.augment else self.train.prepare(indices)
-        )
+        prepared, labels = self.train.prepare(indices, self._look(index))
         for part in self.optimizer.param_groups:
             part["lr"] = self.rates[part["name"]] * self._schedule(index)
         try:
@@ -63,16 +59,11 @@ class MetaTrainer:
     def result(self) -> Mapping[str, Tensor]:
         return self.module.state_dict()
 
-    def _augmented(self, indices: Tensor, index: int) -> tuple[Prepared, Tensor]:
-        random, classes = generator(self.config.seed, "augment", index), self.train.classes
-        plain = classes.task(indices, self.config.shots)
-        tasks = stack_tasks(
-            [
-                augmented(Task(*task), chosen, classes, self.config, random)
-                for task, chosen in zip(zip(*plain, strict=True), indices, strict=True)
-            ]
-        )
-        return self.module.prepare_tasks(tasks), tasks.query_labels
+    def _look(self, index: int) -> Callable[[Tensor], Tensor] | None:
+        if not self.config.train.augment:
+            return None
+        random = generator(self.config.seed, "augment", index)
+        return augmented(self.train.classes, self.config.pretrain.augment, random)
 
     def _schedule(self, index: int) -> float:
         if self.config.train.schedule == "constant":

@@ -1,13 +1,13 @@
 """Pre-training: the encoder learns to tell all training classes apart (METHODS 18.9)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from npbml.config import Config
-from npbml.data.augment import augment
+from npbml.data.augment import AugmentSettings, augment
 from npbml.data.tasks import ClassSet, Task
 from npbml.engine.evaluate import accuracy, evaluate
 from npbml.errors import RunError
@@ -42,12 +42,8 @@ class Pretrainer:
     def step(self, index: int) -> dict[str, float]:
         settings, random = self.config.pretrain, generator(self.config.seed, "pretrain", index)
         chosen = torch.randint(len(self.train.images), (settings.batch,), generator=random)
-        chosen_here = chosen.to(self.train.images.device)
-        images = augment(self.train.images[chosen_here], settings.augment, random)
-        logits = self.module["head"](
-            self.network((images - self.train.mean[:, None, None]) / self.train.std[:, None, None])
-        )
-        loss = F.cross_entropy(logits, self.labels[chosen_here])
+        images = augmented(self.train, settings.augment, random)(chosen)
+        loss = F.cross_entropy(self.module["head"](self.network(images)), self.labels[chosen.to(images.device)])
         rate = learning_rate(settings, index)
         for part in self.optimizer.param_groups:
             part["lr"] = rate
@@ -75,6 +71,16 @@ class Pretrainer:
 
     def result(self) -> Mapping[str, Tensor]:
         return self.network.state_dict()
+
+
+def augmented(classes: ClassSet, settings: AugmentSettings, random: torch.Generator) -> Callable[[Tensor], Tensor]:
+    """A function of indices [*shape]: their images, augmented and normalised, [*shape, C, H, W]."""
+
+    def look(indices: Tensor) -> Tensor:
+        images = augment(classes.pixels(indices.flatten()), settings, random)
+        return classes.normalise(images).unflatten(0, tuple(indices.shape))
+
+    return look
 
 
 def pretrain_network(config: Config, channels: int) -> Network:

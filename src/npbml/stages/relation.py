@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from npbml.config import Config
-from npbml.data.augment import augment
 from npbml.data.tasks import ClassSet, Task
 from npbml.engine.evaluate import accuracy, evaluate
 from npbml.errors import RunError
@@ -15,6 +14,7 @@ from npbml.nets.layers import initialise
 from npbml.nets.relation import RelationNetwork
 from npbml.randomness import generator
 from npbml.rule.loss import one_hot
+from npbml.stages.pretrain import augmented
 
 
 class RelationTrainer:
@@ -30,9 +30,8 @@ class RelationTrainer:
     def step(self, index: int) -> dict[str, float]:
         config, random = self.config, generator(self.config.seed, "relation", index)
         indices = self.train.draw(1, config.ways, config.shots, config.queries, random)
-        task = Task(*(part[0] for part in self.train.task(indices, config.shots)))
-        if config.relation.augment:
-            task = augmented(task, indices[0], self.train, config, random)
+        look = augmented(self.train, config.pretrain.augment, random) if config.relation.augment else None
+        task = Task(*(part[0] for part in self.train.task(indices, config.shots, look)))
         scores = self.module(task.support_images, task.support_labels, task.query_images, config.ways)
         loss = F.mse_loss(scores, one_hot(task.query_labels, config.ways, scores.dtype))
         self.optimizer.zero_grad()
@@ -64,14 +63,3 @@ class RelationTrainer:
 
     def result(self) -> Mapping[str, Tensor]:
         return self.module.state_dict()
-
-
-def augmented(
-    task: Task, indices: Tensor, classes: ClassSet, config: Config, random: torch.Generator
-) -> Task:
-    """The task of the images `indices` [ways, shots + queries], each augmented as in pre-training."""
-    support, query = indices[:, : config.shots].flatten(), indices[:, config.shots :].flatten()
-    images = classes.images[torch.cat([support, query]).to(classes.images.device)]
-    images = augment(images, config.pretrain.augment, random)
-    images = (images - classes.mean[:, None, None]) / classes.std[:, None, None]
-    return task._replace(support_images=images[: len(support)], query_images=images[len(support) :])

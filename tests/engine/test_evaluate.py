@@ -1,0 +1,89 @@
+"""METHODS C31: accuracy with its interval, over tasks that the seed and the purpose fix."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from npbml.data.tasks import ClassSet, Task
+from npbml.engine.evaluate import accuracy, evaluate, learner_answers
+from npbml.engine.source import TaskSource
+from npbml.learner import Learner
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=50))
+def test_c31_the_interval_is_1_96_standard_errors(values: list[float]) -> None:
+    found = accuracy(torch.tensor(values, dtype=torch.float64))
+    percent = 100 * np.array(values)
+    assert found.mean == pytest.approx(percent.mean(), abs=1e-10)
+    assert found.ci95 == pytest.approx(1.96 * percent.std(ddof=1) / len(values) ** 0.5, abs=1e-10)
+
+
+def test_c31_a_known_case() -> None:
+    found = accuracy(torch.tensor([0.5, 0.7, 0.9]))
+    assert found.mean == pytest.approx(70.0, abs=1e-4)
+    assert found.ci95 == pytest.approx(1.96 * 20 / 3**0.5, abs=1e-4)
+
+
+def draw(tasks: int, random: torch.Generator) -> Tensor:
+    return torch.randint(0, 1000, (tasks, 2, 3), generator=random)
+
+
+def answer(indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Two classes and four queries a task; right where a number is even."""
+    right = indices.flatten(1)[:, :4] % 2 == 0
+    return torch.stack([right, ~right], -1).double(), torch.zeros(len(indices), 4, dtype=torch.long)
+
+
+def recording(seen: list[Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """`answer`, keeping what it was asked."""
+
+    def answer_and_keep(indices: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append(indices)
+        return answer(indices)
+
+    return answer_and_keep
+
+
+def test_an_accuracy_is_the_share_of_right_answers_of_its_task() -> None:
+    seen: list[Tensor] = []
+    found = evaluate(recording(seen), draw, 7, 3, 0, "test")
+    indices = torch.cat(seen)
+    assert [len(part) for part in seen] == [3, 3, 1]
+    assert torch.equal(found, (indices.flatten(1)[:, :4] % 2 == 0).double().mean(1))
+
+
+def test_more_tasks_begin_with_the_same_ones_however_many_run_together() -> None:
+    long = evaluate(answer, draw, 130, 7, 3, "test")
+    assert long.shape == (130,)
+    for tasks, together in ((130, 50), (60, 1), (50, 100), (3, 2)):
+        assert torch.equal(evaluate(answer, draw, tasks, together, 3, "test"), long[:tasks])
+    assert not torch.equal(evaluate(answer, draw, 130, 7, 4, "test"), long)
+    assert not torch.equal(evaluate(answer, draw, 130, 7, 3, "validation"), long)
+
+
+def test_ticks_count_the_tasks() -> None:
+    ticks: list[int] = []
+    evaluate(answer, draw, 55, 20, 0, "test", ticks.append)
+    assert sum(ticks) == 55
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_learners_answers_are_its_predictions(
+    make_learner: Callable[..., Learner], classes: ClassSet, together: bool
+) -> None:
+    learner = make_learner()
+    learner.together = together
+    source = TaskSource(learner, classes, shots=2, queries=2)
+    found = evaluate(learner_answers(learner, source), source.draw, 4, 3, 0, "test")
+    indices: list[Tensor] = []
+    evaluate(recording(indices), source.draw, 4, 3, 0, "test")
+    batch = classes.task(torch.cat(indices), shots=2)
+    for index in range(4):
+        task = Task(*(part[index] for part in batch))
+        expected = (learner.predict(task).argmax(-1) == task.query_labels).double().mean()
+        assert found[index] == expected

@@ -1,0 +1,176 @@
+"""One meta-step of Algorithm 1: the gradient, its clipping, the step, and words for a step that fails."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npbml.data.tasks import Task
+from npbml.engine.metastep import all_finite, apply_gradient, diagnose, meta_gradient, meta_step
+from npbml.errors import RunError
+from npbml.learner import Learner, Prepared, stack_tasks
+
+MakeLearner = Callable[..., Learner]
+MakeTask = Callable[..., Task]
+
+
+def prepared_tasks(learner: Learner, make_task: MakeTask, count: int = 2) -> tuple[Prepared, Tensor]:
+    tasks = stack_tasks([make_task(seed) for seed in range(count)])
+    return learner.prepare_tasks(tasks), tasks.query_labels
+
+
+def test_the_gradient_of_prepared_tasks_is_that_of_the_meta_loss(
+    make_learner: MakeLearner, make_task: MakeTask
+) -> None:
+    learner = make_learner()
+    parameters = [parameter for part in learner.groups().values() for parameter in part.values()]
+    loss, gradients = meta_gradient(learner, parameters, *prepared_tasks(learner, make_task))
+    expected_loss = learner.meta_loss([make_task(0), make_task(1)])
+    expected = torch.autograd.grad(expected_loss, parameters)
+    torch.testing.assert_close(loss, expected_loss.detach(), rtol=0, atol=1e-12)
+    assert not loss.requires_grad
+    for mine, theirs in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def test_a_parameter_without_a_part_in_the_loss_has_gradient_zero(
+    make_learner: MakeLearner, make_task: MakeTask
+) -> None:
+    learner = make_learner(head={"copy": "value"})
+    _, gradients = meta_gradient(learner, [learner.head.weight], *prepared_tasks(learner, make_task))
+    assert torch.equal(gradients[0], torch.zeros_like(learner.head.weight))
+
+
+@pytest.mark.parametrize("clip", ["none", "value", "norm"])
+def test_a_meta_step_is_the_optimisers_step_on_the_clipped_gradient(
+    make_learner: MakeLearner, make_task: MakeTask, clip: str
+) -> None:
+    learner = make_learner()
+    parameters = list(learner.parameters())
+    before = [parameter.detach().clone() for parameter in parameters]
+    work = prepared_tasks(learner, make_task)
+    loss, gradients = meta_gradient(learner, parameters, *work)
+    returned = meta_step(learner, torch.optim.SGD(parameters, lr=0.5), *work, clip, 0.02)
+    assert returned == loss.item()
+    length = torch.cat([g.flatten() for g in gradients]).norm()
+    assert length > 0.02
+    clipped = {
+        "none": gradients,
+        "value": [g.clamp(-0.02, 0.02) for g in gradients],
+        "norm": [g * 0.02 / (length + 1e-6) for g in gradients],
+    }[clip]
+    for parameter, start, gradient in zip(parameters, before, clipped, strict=True):
+        torch.testing.assert_close(parameter.detach(), start - 0.5 * gradient, rtol=0, atol=1e-12)
+
+
+def test_a_gradient_below_the_limit_is_not_changed() -> None:
+    for clip in ("value", "norm"):
+        parameter = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        gradient = torch.tensor([0.3, -0.4], dtype=torch.float64)
+        apply_gradient(torch.optim.SGD([parameter], lr=1.0), [parameter], [gradient.clone()], clip, 10.0)
+        torch.testing.assert_close(parameter.detach(), -gradient, rtol=0, atol=1e-14)
+
+
+def test_meta_steps_lower_the_meta_loss(make_learner: MakeLearner, make_task: MakeTask) -> None:
+    learner = make_learner()
+    work = prepared_tasks(learner, make_task)
+    optimizer = torch.optim.Adam(learner.parameters(), lr=0.01)
+    losses = [meta_step(learner, optimizer, *work) for _ in range(8)]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_frozen_parts_survive_a_meta_step(make_learner: MakeLearner, make_task: MakeTask) -> None:
+    learner = make_learner()
+    before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    meta_step(learner, torch.optim.Adam(learner.parameters(), lr=0.01), *prepared_tasks(learner, make_task))
+    learned = dict(learner.named_parameters())
+    for name, tensor in learner.state_dict().items():
+        assert torch.equal(tensor, before[name]) is (name not in learned)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_anything_not_finite_is_seen(bad: float) -> None:
+    one = torch.ones(3)
+    spoilt = torch.tensor([1.0, bad, 1.0])
+    assert all_finite(torch.tensor(1.0), [one, one])
+    assert not all_finite(torch.tensor(bad), [one])
+    assert not all_finite(torch.tensor(1.0), [one, spoilt])
+
+
+def spoil(tensor: Tensor) -> None:
+    with torch.no_grad():
+        tensor.view(-1)[0] = float("nan")
+
+
+PLANTED: list[tuple[str, str, dict[str, Any]]] = [
+    ("relation.score.weight", "the relation scores, in task 0", {}),
+    ("relation.encoder.0.units.0.conv.weight", "the relation scores", {}),
+    ("network.stem.blocks.0.unit.conv.weight", "the stem's features", {}),
+    ("loss.inductive.layers.0.weight", "the inductive term of the inner loss at inner step 0", {}),
+    ("loss.transductive.layers.2.bias", "the transductive term of the inner loss at inner step 0", {}),
+    (
+        "loss.regulariser.films.1.generator.weight",
+        "the regulariser term of the inner loss at inner step 0",
+        {},
+    ),
+    (
+        "network.tail.blocks.0.unit.conv.weight",
+        "the adapted tensor tail.blocks.0.unit.conv.weight after 0 inner steps",
+        {},
+    ),
+    ("head.weight", "the adapted tensor head.weight after 0 inner steps", {}),
+    ("network.tail.blocks.0.warp.omega", "the base term of the inner loss at inner step 0", {}),
+    (
+        "network.tail.blocks.0.warp.film.generator.bias",
+        "the base term of the inner loss at inner step 0",
+        {"film": {"conditioning": "batch", "refresh": "task"}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "words", "changes"), PLANTED, ids=[case[0] for case in PLANTED])
+def test_a_planted_nan_is_found_where_it_was_planted(
+    make_learner: MakeLearner, make_task: MakeTask, name: str, words: str, changes: dict[str, Any]
+) -> None:
+    learner = make_learner(**changes)
+    spoil(learner.state_dict()[name])
+    optimizer = torch.optim.Adam(learner.parameters())
+    before = {key: tensor.clone() for key, tensor in learner.named_parameters()}
+    with pytest.raises(RunError) as error:
+        meta_step(learner, optimizer, *prepared_tasks(learner, make_task))
+    assert "NaN or infinity" in str(error.value) and f"it comes from {words}" in str(error.value)
+    for key, tensor in learner.named_parameters():
+        torch.testing.assert_close(tensor.detach(), before[key], rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_diagnosis_names_the_task_and_the_group(make_learner: MakeLearner, make_task: MakeTask) -> None:
+    learner = make_learner()
+    parameters = list(learner.groups()["omega"].values())
+    tasks = [make_task(0), make_task(1)]
+    tasks[1].support_images[0, 0, 0, 0] = float("inf")
+    prepared = learner.prepare_tasks(stack_tasks(tasks))
+    _, gradients = meta_gradient(learner, parameters, prepared, torch.stack([t.query_labels for t in tasks]))
+    words = diagnose(learner, parameters, gradients, prepared)
+    assert "in the meta-gradient of omega;" in words
+    assert words.endswith("the stem's features, in task 1 of the batch")
+
+
+def test_a_divergence_is_dated(make_learner: MakeLearner, make_task: MakeTask) -> None:
+    """After one step of 1e200 theta is finite, but the products of logits in a modulated network are not."""
+    one_step = make_learner(inner={"lr": 1e200, "steps": 1}).adapt(make_task(0))
+    assert all(value.isfinite().all() for value in one_step.values())
+    learner = make_learner(inner={"lr": 1e200, "steps": 3})
+    with pytest.raises(RunError, match="the inductive term of the inner loss at inner step 1, in task 0"):
+        meta_step(learner, torch.optim.Adam(learner.parameters()), *prepared_tasks(learner, make_task))
+
+
+def test_a_finite_adaptation_points_at_the_second_derivative(
+    make_learner: MakeLearner, make_task: MakeTask
+) -> None:
+    learner = make_learner()
+    parameters = [learner.head.bias]
+    prepared, _ = prepared_tasks(learner, make_task)
+    words = diagnose(learner, parameters, [torch.tensor([float("nan")])], prepared)
+    assert "in the meta-gradient of theta;" in words and "second derivative" in words

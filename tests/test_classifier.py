@@ -1,0 +1,247 @@
+"""FewShotClassifier: pictures of any kind in, labels of any kind out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from npbml.classifier import FewShotClassifier, to_pictures
+from npbml.data.tasks import Task
+from npbml.errors import DataError
+from npbml.learner import Learner
+
+MakeLearner = Callable[..., Learner]
+LABELS = ["cat", "cat", "dog", "dog", "eel", "eel"]
+
+
+def rgb(count: int = 6, size: int = 20, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, size, size, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def colour(make_learner: MakeLearner) -> Learner:
+    """The full rule, on three channels of single-precision pictures."""
+    return make_learner(channels=3, relation={"widths": [2, 3]}).float()
+
+
+@pytest.fixture
+def plain(make_learner: MakeLearner, ce_only: dict[str, Any]) -> Learner:
+    """Cross-entropy and a unicorn head: any number of classes."""
+    return make_learner(channels=3, loss=ce_only).float()
+
+
+def forms(pictures: np.ndarray) -> dict[str, Any]:
+    """The same RGB pictures in every form that is taken."""
+    return {
+        "bytes": pictures,
+        "channels first": pictures.transpose(0, 3, 1, 2),
+        "floats": pictures.astype(np.float64) / 255,
+        "float32": (pictures / 255).astype(np.float32),
+        "integers": pictures.astype(np.int64),
+        "PIL": [Image.fromarray(picture) for picture in pictures],
+        "a list of arrays": list(pictures),
+        "a tensor": torch.from_numpy(pictures).permute(0, 3, 1, 2) / 255,
+        "opaque": np.concatenate([pictures, np.full_like(pictures[..., :1], 255)], 3),
+        "a mixture": [Image.fromarray(pictures[0]), *pictures[1:]],
+    }
+
+
+@pytest.mark.parametrize("form", list(forms(rgb(1))))
+def test_a_picture_is_the_same_in_every_form(plain: Learner, form: str) -> None:
+    expected = FewShotClassifier(plain).fit(rgb(), LABELS).predict_proba(rgb(seed=1))
+    found = FewShotClassifier(plain).fit(forms(rgb())[form], LABELS).predict_proba(forms(rgb(seed=1))[form])
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grey_pictures_are_taken_by_either_learner(
+    make_learner: MakeLearner, ce_only: dict[str, Any], channels: int
+) -> None:
+    learner, grey = make_learner(channels=channels, loss=ce_only).float(), rgb()[..., 0]
+    expected = FewShotClassifier(learner).fit(grey, LABELS).predict_proba(grey)
+    same: list[Any] = [grey[..., None], grey[:, None], grey / 255, [Image.fromarray(g) for g in grey]]
+    for form in same:
+        found = FewShotClassifier(learner).fit(form, LABELS).predict_proba(form)
+        np.testing.assert_array_equal(found, expected)
+    bits = grey > 127
+    assert [p.getpixel((0, 0)) for p in to_pictures(bits)] == [255 * int(b) for b in bits[:, 0, 0]]
+
+
+def test_colour_pictures_become_grey_for_a_grey_learner(
+    make_learner: MakeLearner, ce_only: dict[str, Any]
+) -> None:
+    learner = make_learner(channels=1, loss=ce_only).float()
+    grey = [Image.fromarray(picture).convert("L") for picture in rgb()]
+    expected = FewShotClassifier(learner).fit(grey, LABELS).predict_proba(grey)
+    found = FewShotClassifier(learner).fit(rgb(), LABELS).predict_proba(rgb())
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_pictures_reach_the_learner_normalised_at_its_size(plain: Learner) -> None:
+    """A prediction is learner.predict on (x / 255 - mean) / std, support sorted by class."""
+    support, query = rgb(size=32), rgb(7, size=32, seed=1)
+    order = [4, 0, 2, 1, 3, 5]
+    classifier = FewShotClassifier(plain).fit(support[order], [LABELS[place] for place in order])
+
+    def images(pictures: np.ndarray) -> torch.Tensor:
+        return (torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.25
+
+    labels, unknown = torch.tensor([0, 0, 1, 1, 2, 2]), torch.zeros(7, dtype=torch.long)
+    task = Task(images(support[[0, 1, 2, 3, 4, 5]]), labels, images(query), unknown)
+    expected = plain.predict(task).softmax(-1).detach().numpy()
+    np.testing.assert_allclose(classifier.predict_proba(query), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["dog", "dog", "cat", "cat", "eel", "eel"], ["cat", "dog", "eel"]),
+        ([10, 10, 2, 2, 7, 7], [2, 7, 10]),
+        (np.array([10, 10, 2, 2, 7, 7]), [2, 7, 10]),
+        (np.array(["b", "a", "b", "a", "c", "c"]), ["a", "b", "c"]),
+        ([True, True, False, False, True, False], [False, True]),
+        ([0.5, 0.5, -1.0, -1.0, 3.0, 3.0], [-1.0, 0.5, 3.0]),
+        (["one", "one", 1, 1, None, None], ["one", 1, None]),
+        ([1, 3, 2, "a", 1, 3], [1, 3, 2, "a"]),
+    ],
+)
+def test_labels_of_any_kind_are_sorted_where_they_can_be(plain: Learner, labels: Any, classes: list[Any]) -> None:
+    classifier = FewShotClassifier(plain).fit(rgb(), labels)
+    assert classifier.classes_.tolist() == classes
+    predicted = classifier.predict(rgb(8, seed=1))
+    assert predicted.shape == (8,) and set(predicted.tolist()) <= set(classes)
+    best = classifier.predict_proba(rgb(8, seed=1)).argmax(1)
+    assert predicted.tolist() == [classes[place] for place in best]
+
+
+def test_labels_may_be_tuples(plain: Learner) -> None:
+    pairs = [("a", 1), ("a", 1), ("b", 1), ("b", 1), ("b", 2), ("b", 2)]
+    predicted = FewShotClassifier(plain).fit(rgb(), pairs).predict(rgb(8, seed=1))
+    assert predicted.shape == (8,) and set(predicted.tolist()) <= set(pairs)
+
+
+def test_labels_may_be_a_tensor(plain: Learner) -> None:
+    labels: Any = torch.tensor([7, 7, 3, 3, 5, 5])
+    classifier = FewShotClassifier(plain).fit(rgb(), labels)
+    assert classifier.classes_.tolist() == [3, 5, 7]
+
+
+def test_classes_may_have_unequal_counts(colour: Learner) -> None:
+    labels = ["cat", "dog", "dog", "dog", "eel", "eel"]
+    probabilities = FewShotClassifier(colour).fit(rgb(), labels).predict_proba(rgb(8, seed=1))
+    assert probabilities.shape == (8, 3) and np.isfinite(probabilities).all()
+
+
+@pytest.mark.parametrize("final_batch", ["auto", "query", "joint"])
+def test_probabilities_are_positive_and_sum_to_1(colour: Learner, final_batch: Any) -> None:
+    classifier = FewShotClassifier(colour, final_batch).fit(rgb(), LABELS)
+    probabilities = classifier.predict_proba(rgb(8, seed=1))
+    assert probabilities.shape == (8, 3) and probabilities.min() >= 0
+    np.testing.assert_allclose(probabilities.sum(1), 1, atol=1e-6)
+
+
+def test_a_single_picture_is_normalised_with_the_labelled_ones(colour: Learner) -> None:
+    one = rgb(1, seed=1)
+    auto = FewShotClassifier(colour).fit(rgb(), LABELS).predict_proba(one)
+    joint = FewShotClassifier(colour, "joint").fit(rgb(), LABELS).predict_proba(one)
+    assert auto.shape == (1, 3)
+    np.testing.assert_array_equal(auto, joint)
+
+
+def test_large_batches_are_predicted_as_the_learner_was_trained(colour: Learner) -> None:
+    many = rgb(6, seed=1)
+    auto, query, joint = (
+        FewShotClassifier(colour, final).fit(rgb(), LABELS).predict_proba(many)
+        for final in ("auto", "query", "joint")
+    )
+    np.testing.assert_array_equal(auto, query)
+    assert np.abs(auto - joint).max() > 1e-4
+
+
+def test_batch_bounds_what_is_predicted_together(colour: Learner) -> None:
+    many = rgb(10, seed=1)
+    classifier = FewShotClassifier(colour, "joint", batch=4).fit(rgb(), LABELS)
+    parts = [classifier.predict_proba(many[places]) for places in (slice(4), slice(4, 7), slice(7, 10))]
+    np.testing.assert_allclose(classifier.predict_proba(many), np.concatenate(parts), atol=1e-6)
+
+
+def test_score_is_the_share_of_right_labels(plain: Learner) -> None:
+    classifier = FewShotClassifier(plain).fit(rgb(), LABELS)
+    predicted = classifier.predict(rgb(8, seed=1)).tolist()
+    assert classifier.score(rgb(8, seed=1), predicted) == 1.0
+    wrong = ["yak" if place < 2 else label for place, label in enumerate(predicted)]
+    assert classifier.score(rgb(8, seed=1), wrong) == 0.75
+    assert classifier.score(rgb(8, seed=1), np.array(wrong)) == 0.75
+
+
+def test_c21_neither_the_order_nor_the_names_of_classes_matter_under_cross_entropy(plain: Learner) -> None:
+    """Names that sort the other way round, pictures in another order: the same answers under other names."""
+    query, order = rgb(8, seed=1), [3, 5, 0, 4, 1, 2]
+    names = {"cat": "z", "dog": "m", "eel": "a"}
+    usual = FewShotClassifier(plain).fit(rgb(), LABELS)
+    other = FewShotClassifier(plain).fit(rgb()[order], [names[LABELS[place]] for place in order])
+    assert other.classes_.tolist() == ["a", "m", "z"]
+    np.testing.assert_allclose(other.predict_proba(query)[:, ::-1], usual.predict_proba(query), atol=1e-4)
+    assert other.predict(query).tolist() == [names[label] for label in usual.predict(query).tolist()]
+
+
+def test_fitting_again_forgets_the_first_pictures(plain: Learner) -> None:
+    once = FewShotClassifier(plain).fit(rgb(), LABELS).predict_proba(rgb(8, seed=1))
+    again = FewShotClassifier(plain).fit(rgb(seed=5), LABELS[::-1]).fit(rgb(), LABELS)
+    np.testing.assert_array_equal(again.predict_proba(rgb(8, seed=1)), once)
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_proba", "score"])
+def test_predicting_before_fitting_is_refused(plain: Learner, method: str) -> None:
+    arguments = (rgb(), LABELS) if method == "score" else (rgb(),)
+    with pytest.raises(DataError, match=r"call fit\(images, labels\) first"):
+        getattr(FewShotClassifier(plain), method)(*arguments)
+
+
+def test_lengths_that_differ_are_refused(plain: Learner) -> None:
+    with pytest.raises(DataError, match="6 images but 5 labels"):
+        FewShotClassifier(plain).fit(rgb(), LABELS[:5])
+    with pytest.raises(DataError, match="6 images but 5 labels"):
+        FewShotClassifier(plain).fit(rgb(), LABELS).score(rgb(), LABELS[:5])
+
+
+def test_a_number_of_classes_that_the_rule_cannot_take_is_refused(colour: Learner, plain: Learner) -> None:
+    with pytest.raises(DataError, match=r"slot for each of 3 classes; the task has 2"):
+        FewShotClassifier(colour).fit(rgb(), ["a", "a", "a", "b", "b", "b"])
+    with pytest.raises(DataError, match="at least 2 classes; this one has 1"):
+        FewShotClassifier(plain).fit(rgb(), ["a"] * 6)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (rgb() / 254.0, "Image 0 has floats outside 0 to 1"),
+        (rgb() / 255 - 0.5, "Image 0 has floats outside 0 to 1"),
+        (np.full((6, 8, 8), np.nan), "Image 0 has floats outside 0 to 1"),
+        (rgb().astype(np.int64) * 2, "Image 0 is of int64"),
+        (np.zeros((6, 8, 8, 5), np.uint8), r"Image 0 has the shape \[8, 8, 5\]"),
+        (np.zeros((6, 8), np.uint8), r"not \[6, 8\]"),
+        (np.zeros((0, 8, 8), np.uint8), "There are no images"),
+        ([], "There are no images"),
+        (Image.new("RGB", (8, 8)), r"\[image\]"),
+        (["a.png"] * 6, "Image 0 has the shape"),
+    ],
+)
+def test_pictures_that_cannot_be_used_are_refused(plain: Learner, images: Any, message: str) -> None:
+    labels = LABELS if not hasattr(images, "__len__") or len(images) else []
+    with pytest.raises(DataError, match=message):
+        FewShotClassifier(plain).fit(images, labels)
+    with pytest.raises(DataError, match=message):
+        FewShotClassifier(plain).fit(rgb(), LABELS).predict(images)
+
+
+def test_parameters_can_be_read_and_set_as_in_scikit_learn(plain: Learner, colour: Learner) -> None:
+    classifier = FewShotClassifier(plain)
+    assert classifier.get_params() == {"learner": plain, "final_batch": "auto", "batch": 200}
+    assert classifier.set_params(learner=colour, batch=3) is classifier
+    assert classifier.get_params() == {"learner": colour, "final_batch": "auto", "batch": 3}
+    with pytest.raises(DataError, match="no parameter 'bach'"):
+        classifier.set_params(bach=3)
