@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import tyro
 from rich.console import Console
@@ -29,7 +31,7 @@ from npbml.runs import Run, read_config
 from npbml.settings import describe, setting
 from npbml.stages.loop import Stopped
 
-console = Console(highlight=False, soft_wrap=False)
+console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
 
@@ -54,22 +56,33 @@ def main(arguments: list[str] | None = None) -> None:
         return
     command = COMMANDS.get(arguments[0])
     if command is None:
-        errors.print(f"npbml: there is no command {arguments[0]!r}: choose from {', '.join(COMMANDS)}.")
-        sys.exit(2)
+        _leave(f"there is no command {arguments[0]!r}: choose from {', '.join(COMMANDS)}.", 2)
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         command(arguments[1:])
     except SettingError as error:
-        errors.print(f"npbml: {error}", markup=False)
-        sys.exit(2)
+        _leave(str(error), 2)
     except NpbmlError as error:
-        errors.print(f"npbml: {error}", markup=False)
-        sys.exit(1)
+        _leave(str(error), 1)
     except Stopped as stop:
-        errors.print(f"\nnpbml: {stop} The same command goes on from there.", markup=False)
-        sys.exit(128 + stop.number)
+        _leave(f"{stop} The same command goes on from there.", 128 + stop.number)
+    except _Terminated:
+        _leave("stopped. The same command goes on from the last checkpoint.", 128 + signal.SIGTERM)
     except KeyboardInterrupt:
-        errors.print("\nnpbml: stopped. The same command goes on from the last checkpoint.")
-        sys.exit(128 + signal.SIGINT)
+        _leave("stopped. The same command goes on from the last checkpoint.", 128 + signal.SIGINT)
+
+
+def _leave(why: str, code: int) -> NoReturn:
+    errors.print(f"npbml: {why}", markup=False, soft_wrap=True)
+    sys.exit(code)
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived outside a stage's loop, where there is nothing to save."""
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Terminated
 
 
 def run(arguments: list[str]) -> None:
@@ -186,7 +199,7 @@ def _opened(command: str, arguments: list[str]) -> Iterator[tuple[Run, Terminal]
     terminal = Terminal(console)
     work = Run.start(folder, config, terminal)
     task = f"{config.ways}-way {config.shots}-shot {config.dataset}, {config.backbone}, seed {config.seed}"
-    console.print(f"{task}, on {describe_device(work.device)}\nrun folder: {folder}", markup=False)
+    console.print(f"{task}, on {describe_device(work.device)}\nrun folder: {folder}", markup=False, soft_wrap=True)
     with work.locked(), terminal:
         yield work, terminal
 
@@ -252,4 +265,4 @@ def _show(work: Run) -> None:
 
     console.print(results_table(work.results(), work.paired_difference))
     folder = draw_pictures(work)
-    console.print(f"results: {work.folder / 'results.json'}\npictures: {folder}", markup=False)
+    console.print(f"results: {work.folder / 'results.json'}\npictures: {folder}", markup=False, soft_wrap=True)

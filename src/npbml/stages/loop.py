@@ -79,7 +79,7 @@ def run_loop(loop: Loop, trainer: Trainer, observer: Observer, about: Mapping[st
     """
     state = _State.resume(loop, trainer) or _State()
     observer.begin(loop.stage, loop.steps, state.step)
-    with _Journal(loop.folder, state) as journal, _signals() as signals:
+    with _signals() as signals, _Journal(loop.folder, state) as journal:
         started = saved = time.monotonic()
         before = state.seconds
 

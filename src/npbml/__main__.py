@@ -1,0 +1,3 @@
+from npbml.cli import main
+
+main()

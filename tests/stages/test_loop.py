@@ -1,0 +1,185 @@
+"""A stage that is stopped anywhere goes on to the bit-identical end, and loses nothing to bad luck."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from npbml.errors import RunError
+from npbml.files import load_tensors
+from npbml.randomness import generator
+from npbml.stages.loop import Loop, Observer, Stopped, read_summary, run_loop
+
+STEPS = 12
+
+
+class LineTrainer:
+    """Adam with momentum on random lines: small, but with every kind of state that a stage has."""
+
+    def __init__(
+        self, fail_at: int | None = None, signal_at: int | None = None, crash_at: int | None = None
+    ) -> None:
+        self.module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
+        with torch.no_grad():
+            for parameter in self.module.parameters():
+                parameter.normal_(generator=generator(0, "start"))
+        self.optimizer = torch.optim.Adam(self.module.parameters(), lr=0.05)
+        self.fail_at, self.signal_at, self.crash_at = fail_at, signal_at, crash_at
+
+    def step(self, index: int) -> dict[str, float]:
+        if index == self.fail_at:
+            raise RunError("the loss is nan")
+        if index == self.crash_at:
+            raise MemoryError("out of luck")
+        if index == self.signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        x = torch.randn(8, 3, dtype=torch.float64, generator=generator(0, "x", index))
+        loss = (self.module(x) - x.sum(1, keepdim=True)).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return {"loss": loss.item()}
+
+    def validate(self) -> float:
+        """Neither rising nor falling, so that the best state is not the last one."""
+        total = sum(parameter.detach().sum().item() for parameter in self.module.parameters())
+        return 50 + 10 * torch.tensor(7 * total).sin().item()
+
+    def result(self) -> Mapping[str, Tensor]:
+        return self.module.state_dict()
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Loop:
+    return Loop("lines", tmp_path / "lines", "weights.safetensors", STEPS, 2, 0.0, "settings")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a stage that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    run_loop(
+        Loop("lines", folder, "weights.safetensors", STEPS, 2, 1e9, "settings"), LineTrainer(), Observer(), {}
+    )
+    return folder
+
+
+def assert_same_outcome(folder: Path, whole: Path) -> None:
+    for name in ("weights.safetensors", "metrics.jsonl"):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    mine, theirs = (json.loads((place / "done.json").read_text()) for place in (folder, whole))
+    assert {**mine, "seconds": 0} == {**theirs, "seconds": 0}
+    assert not (folder / "checkpoint.safetensors").exists()
+
+
+def test_the_best_state_is_kept_and_not_the_last(whole: Path) -> None:
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    validations = {line["step"]: line["validation"] for line in lines if "validation" in line}
+    assert list(validations) == [0, 2, 4, 6, 8, 10, 12]
+    summary = json.loads((whole / "done.json").read_text())
+    best = max(validations, key=lambda step: validations[step])
+    assert summary["best_step"] == best != STEPS
+    trainer = LineTrainer()
+    for index in range(best):
+        trainer.step(index)
+    tensors, _ = load_tensors(whole / "weights.safetensors")
+    for name, tensor in trainer.result().items():
+        assert torch.equal(tensor, tensors[name])
+
+
+@pytest.mark.parametrize("stop", range(STEPS))
+def test_a_crash_at_any_step_changes_nothing(loop: Loop, whole: Path, stop: int) -> None:
+    with pytest.raises(MemoryError):
+        run_loop(loop, LineTrainer(crash_at=stop), Observer(), {})
+    run_loop(loop, LineTrainer(), Observer(), {})
+    assert_same_outcome(loop.folder, whole)
+
+
+def test_crashes_between_checkpoints_change_nothing(tmp_path: Path, whole: Path) -> None:
+    """The journal's lines that were written after the checkpoint are taken back."""
+    rare = Loop("lines", tmp_path / "lines", "weights.safetensors", STEPS, 2, 1e9, "settings")
+    with pytest.raises(Stopped):
+        run_loop(rare, LineTrainer(signal_at=4), Observer(), {})
+    with pytest.raises(MemoryError):
+        run_loop(rare, LineTrainer(crash_at=9), Observer(), {})
+    run_loop(rare, LineTrainer(), Observer(), {})
+    assert_same_outcome(rare.folder, whole)
+
+
+@pytest.mark.parametrize("stop", [0, 5, STEPS - 1])
+def test_a_signal_stops_at_a_whole_step_that_is_saved(tmp_path: Path, whole: Path, stop: int) -> None:
+    rare = Loop("lines", tmp_path / "lines", "weights.safetensors", STEPS, 2, 1e9, "settings")
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped, match=f"after step {stop + 1}") as stopped:
+        run_loop(rare, LineTrainer(signal_at=stop), Observer(), {})
+    assert stopped.value.number == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+    run_loop(rare, LineTrainer(), Observer(), {})
+    assert_same_outcome(rare.folder, whole)
+
+
+def test_a_step_that_is_not_finite_keeps_the_state_before_it(tmp_path: Path, whole: Path) -> None:
+    rare = Loop("lines", tmp_path / "lines", "weights.safetensors", STEPS, 2, 1e9, "settings")
+    with pytest.raises(RunError, match="the loss is nan"):
+        run_loop(rare, LineTrainer(fail_at=7), Observer(), {})
+    _, about = load_tensors(rare.folder / "checkpoint.safetensors")
+    assert about["step"] == 7
+    run_loop(rare, LineTrainer(), Observer(), {})
+    assert_same_outcome(rare.folder, whole)
+
+
+def test_a_checkpoint_of_other_settings_is_refused(loop: Loop) -> None:
+    with pytest.raises(MemoryError):
+        run_loop(loop, LineTrainer(crash_at=3), Observer(), {})
+    other = Loop(loop.stage, loop.folder, loop.weights, STEPS, 2, 0.0, "other settings")
+    with pytest.raises(RunError, match=r"checkpoint\.safetensors was made with other settings"):
+        run_loop(other, LineTrainer(), Observer(), {})
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "empty"])
+def test_a_damaged_checkpoint_is_refused_by_name(loop: Loop, damage: str) -> None:
+    with pytest.raises(MemoryError):
+        run_loop(loop, LineTrainer(crash_at=3), Observer(), {})
+    path = loop.folder / "checkpoint.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes({"truncated": whole[: len(whole) // 2], "garbage": b"\x01" * 500, "empty": b""}[damage])
+    with pytest.raises(RunError, match=r"checkpoint\.safetensors is damaged"):
+        run_loop(loop, LineTrainer(), Observer(), {})
+
+
+def test_a_summary_of_other_settings_is_refused(whole: Path) -> None:
+    loop = Loop("lines", whole, "weights.safetensors", STEPS, 2, 0.0, "other settings")
+    assert loop.done
+    with pytest.raises(RunError, match="other settings"):
+        read_summary(loop)
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """From a given call on, syncing a file to disk fails as on a full disk."""
+    calls, real = [0, 5], os.fsync
+
+    def fsync(number: int) -> None:
+        calls[0] += 1
+        if calls[0] >= calls[1]:
+            raise OSError(28, "No space left on device")
+        real(number)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    yield calls
+
+
+def test_a_full_disk_loses_nothing(loop: Loop, whole: Path, full_disk: list[int]) -> None:
+    with pytest.raises(RunError, match=r"checkpoint\.safetensors could not be saved: No space left on device"):
+        run_loop(loop, LineTrainer(), Observer(), {})
+    assert [path.name for path in loop.folder.glob(".*")] == []
+    _, about = load_tensors(loop.folder / "checkpoint.safetensors")
+    assert about["step"] == 4
+    full_disk[1] = 10**6
+    run_loop(loop, LineTrainer(), Observer(), {})
+    assert_same_outcome(loop.folder, whole)

@@ -1,0 +1,270 @@
+"""Every stage as a user runs it: the commands in processes of their own, killed and given again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import npbml
+
+SETTINGS = """
+ways = 3
+shots = 1
+queries = 4
+image_size = 16
+checkpoint_seconds = 0
+[net]
+filters = 4
+stem_norm = "running"
+[pretrain]
+steps = 24
+batch = 8
+validate_every = 8
+validation_tasks = 10
+validation_shots = 1
+[relation]
+widths = [2, 3]
+steps = 24
+validate_every = 8
+validation_tasks = 10
+[train]
+steps = 24
+validate_every = 8
+validation_tasks = 10
+lr = {theta = 1e-3, omega = 1e-3, phi = 1e-3, psi = 1e-3}
+[test]
+tasks = 60
+"""
+STAGES = {"pretrain": "pretrain", "relation": "relation", "train": "npbml"}
+WEIGHTS = {"pretrain": "network", "relation": "relation", "train": "learner"}
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pictures of sixteen easy classes, dealt to splits, and a settings file."""
+    folder, random = tmp_path_factory.mktemp("place"), np.random.default_rng(0)
+    for number in range(16):
+        split = "train" if number < 8 else "val" if number < 12 else "test"
+        pictures = folder / "pictures" / split / f"kind {number}"
+        pictures.mkdir(parents=True)
+        template = random.integers(0, 200, (16, 16, 3))
+        for copy in range(8):
+            noisy = template + random.integers(0, 55, (16, 16, 3))
+            Image.fromarray(noisy.astype(np.uint8)).save(pictures / f"{copy}.png")
+    (folder / "settings.toml").write_text(SETTINGS + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def start(place: Path) -> Start:
+    """Start `npbml COMMAND --run RUN` on those pictures in another process."""
+
+    def begin(command: str, run: Path, *more: str) -> "subprocess.Popen[str]":
+        given = ["--config", str(place / "settings.toml"), "--dataset", str(place / "pictures"), "--run", str(run)]
+        environment = {**os.environ, "NPBML_DATA": str(place / "stores"), "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "npbml", command, *given, *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=place,
+        )
+
+    return begin
+
+
+def finish(process: "subprocess.Popen[str]", code: int = 0) -> tuple[str, str]:
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == code, out + error
+    return out, error
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path, start: Start) -> Path:
+    """A run of every stage, never stopped."""
+    out, _ = finish(start("run", place / "whole"))
+    assert "npbml" in out and "maml" in out and "prototypes" in out
+    return place / "whole"
+
+
+def tail_of(run: Path, stage: str) -> Path:
+    return run / STAGES[stage] / f"{WEIGHTS[stage]}.safetensors"
+
+
+def test_a_run_leaves_everything_behind(whole: Path) -> None:
+    results = json.loads((whole / "results.json").read_text())
+    assert [record["method"] for record in results] == ["npbml", "maml", "prototypes"]
+    for record in results:
+        assert record["protocol"] == "quick" and record["backbone"] == "conv4" and record["seed"] == 0
+        assert (record["ways"], record["shots"], record["tasks"]) == (3, 1, 60)
+        assert 0 <= record["accuracy"] <= 100 and record["ci95"] > 0
+        assert all(seconds > 0 for seconds in record["seconds"].values())
+        accuracies = json.loads((whole / record["method"] / "test.json").read_text())["accuracies"]
+        assert record["accuracy"] == pytest.approx(100 * np.mean(accuracies), abs=1e-3)
+        assert record["ci95"] == pytest.approx(196 * np.std(accuracies, ddof=1) / 60**0.5, abs=1e-3)
+    assert set(results[0]["seconds"]) == {"pretrain", "relation", "train", "test"}
+    config = json.loads((whole / "config.json").read_text())
+    assert config["relation"]["widths"] == [2, 3] and config["train"]["lr"]["phi"] == 1e-3
+    environment = json.loads((whole / "environment.json").read_text())
+    assert environment["torch"] == torch.__version__ and environment["seed"] == 0
+    for stage in ("pretrain", "relation", "npbml", "maml"):
+        assert list((whole / stage).glob("events.out.tfevents.*"))
+        assert not (whole / stage / "checkpoint.safetensors").exists()
+    for name in ("curves", "tasks", "loss"):
+        with Image.open(whole / "pictures" / f"{name}.png") as picture:
+            assert min(picture.size) > 100 and len(picture.convert("L").getcolors(10**6)) > 20
+
+
+def test_easy_pictures_are_learned(whole: Path) -> None:
+    """Templates with little noise: an encoder that learned anything is far above the third of chance."""
+    for record in json.loads((whole / "results.json").read_text()):
+        assert record["accuracy"] - record["ci95"] > 60
+
+
+def test_what_is_done_is_skipped(whole: Path, start: Start) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*.safetensors")}
+    out, _ = finish(start("run", whole))
+    assert out.count("done before") == 4
+    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*.safetensors")} == before
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_kill_9_and_resume(place: Path, whole: Path, start: Start, stage: str) -> None:
+    """Killed at two moments without warning, a stage ends with the same bytes as one never stopped."""
+    run = place / f"killed in {stage}"
+    for earlier in list(STAGES)[: list(STAGES).index(stage)]:
+        finish(start(earlier, run))
+    checkpoint = run / STAGES[stage] / "checkpoint.safetensors"
+    for _ in range(2):
+        process = start(stage, run)
+        changed = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        deadline = time.monotonic() + 60
+        while not checkpoint.exists() or checkpoint.stat().st_mtime_ns == changed:
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+            time.sleep(0.002)
+        process.kill()
+        process.communicate()
+        assert not (run / STAGES[stage] / "done.json").exists(), "killed too late to show anything"
+    finish(start(stage, run))
+    assert tail_of(run, stage).read_bytes() == tail_of(whole, stage).read_bytes()
+    mine, theirs = ((place / STAGES[stage] / "metrics.jsonl").read_bytes() for place in (run, whole))
+    assert mine == theirs
+
+
+def test_kill_9_while_testing(place: Path, whole: Path, start: Start) -> None:
+    """A test that is killed leaves the results as they were, and gives the same figure when it is done."""
+    before = (whole / "results.json").read_bytes()
+    process = start("test", whole, "--test.tasks", "3000")
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.5)
+    process.kill()
+    process.communicate()
+    assert (whole / "results.json").read_bytes() == before
+    finish(start("test", whole))
+    first, again = (json.loads(text) for text in (before, (whole / "results.json").read_text()))
+    assert {r["method"]: r["accuracy"] for r in first} == {r["method"]: r["accuracy"] for r in again}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_polite_signal_saves_and_says_so(place: Path, whole: Path, start: Start, number: signal.Signals) -> None:
+    run = place / f"stopped by {number.name}"
+    process = start("pretrain", run, "--checkpoint-seconds", "1000")
+    while not (run / "pretrain" / "metrics.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(number)
+    _, error = finish(process, 128 + number)
+    assert "Stopped in pretrain" in error and "goes on from there" in error
+    assert (run / "pretrain" / "checkpoint.safetensors").exists()
+    finish(start("pretrain", run))
+    assert tail_of(run, "pretrain").read_bytes() == tail_of(whole, "pretrain").read_bytes()
+
+
+def test_a_second_process_is_kept_out(place: Path, start: Start) -> None:
+    run = place / "shared"
+    first = start("pretrain", run)
+    while not (run / "pretrain" / "metrics.jsonl").exists():
+        assert first.poll() is None
+        time.sleep(0.002)
+    first.send_signal(signal.SIGSTOP)
+    _, error = finish(start("pretrain", run), 1)
+    assert "Another process is at work" in error
+    first.send_signal(signal.SIGCONT)
+    finish(first)
+
+
+def test_stages_in_the_wrong_order_are_refused(place: Path, start: Start) -> None:
+    run = place / "disordered"
+    _, error = finish(start("train", run), 1)
+    assert "pretrain is not finished: run `npbml pretrain --run" in error
+    _, error = finish(start("test", run), 1)
+    assert "pretrain is not finished" in error
+
+
+def test_another_configuration_is_refused_and_loses_nothing(whole: Path, start: Start) -> None:
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    _, error = finish(start("run", whole, "--inner.steps", "3"), 1)
+    assert "another inner.steps" in error
+    after = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_load_gives_the_learner_that_was_tested(whole: Path) -> None:
+    learner = npbml.load(whole, device="cpu")
+    assert isinstance(learner, npbml.Learner) and learner.settings.loss.transductive
+    assert set(learner.groups()) == {"theta", "omega", "phi", "psi"}
+    assert not npbml.load(whole, "maml", device="cpu").settings.loss.transductive
+    with pytest.raises(npbml.SettingError, match="no method 'prototypical'"):
+        npbml.load(whole, "prototypical")
+
+
+def test_a_damaged_learner_is_refused_by_name(place: Path, whole: Path) -> None:
+    path = whole / "maml" / "learner.safetensors"
+    good = path.read_bytes()
+    try:
+        path.write_bytes(good[:100])
+        with pytest.raises(npbml.RunError, match=r"learner\.safetensors is damaged"):
+            npbml.load(whole, "maml")
+    finally:
+        path.write_bytes(good)
+
+
+def test_a_classifier_of_the_trained_learner_knows_the_pictures(place: Path, whole: Path) -> None:
+    classifier = npbml.FewShotClassifier(npbml.load(whole, device="cpu"))
+    pictures = place / "pictures" / "test"
+    kinds = sorted(folder.name for folder in pictures.iterdir())[:3]
+    opened = {kind: [Image.open(file) for file in sorted((pictures / kind).iterdir())] for kind in kinds}
+    classifier.fit([opened[kind][0] for kind in kinds], kinds)
+    queries = [(picture, kind) for kind in kinds for picture in opened[kind][1:]]
+    assert classifier.score(*map(list, zip(*queries, strict=True))) > 0.7
+
+
+def test_classify_labels_pictures_from_the_command_line(place: Path, whole: Path) -> None:
+    support, query = place / "few", place / "many"
+    query.mkdir()
+    for kind in ("kind 12", "kind 13", "kind 14"):
+        (support / kind).mkdir(parents=True)
+        source = place / "pictures" / "test" / kind
+        (support / kind / "one.png").write_bytes((source / "0.png").read_bytes())
+        for copy in range(1, 6):
+            (query / f"{kind}-{copy}.png").write_bytes((source / f"{copy}.png").read_bytes())
+    command = [sys.executable, "-m", "npbml", "classify", "--run", str(whole)]
+    more = ["--support", str(support), "--query", str(query), "--device", "cpu"]
+    out = subprocess.run([*command, *more], capture_output=True, text=True, check=True, timeout=60).stdout
+    rows = [line.split() for line in out.splitlines() if line.startswith(" kind") or line.startswith("kind")]
+    assert len(rows) == 15
+    right = sum(row[1].split("-")[0] == row[3] for row in rows)
+    assert right >= 11
