@@ -82,6 +82,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
             "schedule": "cosine",
             "validate_every": 200,
             "validation_tasks": 100,
+            "ahead": True,
         },
     },
 }

@@ -31,7 +31,7 @@ from npbml.config import Config, check_config, differences, override, preset
 from npbml.data.sets import open_dataset
 from npbml.data.store import Store
 from npbml.data.tasks import ClassSet
-from npbml.engine.device import choose_device, describe_device
+from npbml.engine.device import choose_device, describe_device, make_reproducible
 from npbml.engine.evaluate import Accuracy, accuracy, evaluate, learner_answers
 from npbml.engine.source import TaskSource
 from npbml.errors import RunError, SettingError
@@ -60,6 +60,7 @@ class Run:
     def __init__(self, folder: Path, config: Config, observer: Observer | None = None) -> None:
         self.folder, self.config, self.observer = folder, config, observer or Observer()
         self.device = choose_device(config.device)
+        make_reproducible()
 
     @classmethod
     def open(cls, folder: Path | str, observer: Observer | None = None) -> "Run":

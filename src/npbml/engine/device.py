@@ -22,6 +22,12 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def make_reproducible() -> None:
+    """Have a GPU choose algorithms that give the same bits every time, so that a resumed run ends the same."""
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
 def describe_device(device: torch.device) -> str:
     """The device in words, for results."""
     if device.type == "cuda":

@@ -17,7 +17,7 @@ from torch import Tensor
 from npbml.data.tasks import ClassSet
 from npbml.learner import Learner
 from npbml.randomness import generator
-from npbml.rule.loss import cross_entropy
+from npbml.rule.loss import LossNetwork, cross_entropy
 from npbml.runs import Run
 
 INK, ACCENT, QUIET = "#1b3a4b", "#d1495b", "#8d99ae"
@@ -87,62 +87,58 @@ def draw_tasks(classes: ClassSet, ways: int, shots: int, seed: int, tasks: int =
 
 @torch.no_grad()
 def draw_loss(learner: Learner) -> Figure:
-    """The learned loss of one item beside cross-entropy: as a curve in the true class's logit, and as a
-    surface in that logit and a rival's. What is shown is base + inductive for a support item, and the
-    transductive term for a query item that the relation network is sure of."""
-    reach = torch.linspace(-6, 6, 81)
-    base, support = _item_losses(learner, reach, torch.zeros_like(reach))
-    figure = plt.figure(figsize=(12, 3.6))
-    curve = figure.add_subplot(1, 3, 1)
-    curve.plot(reach, base, color=QUIET, lw=2, label="cross-entropy")
-    for name, values, colour in (("support", support, ACCENT), ("query", None, INK)):
-        if name == "query":
-            values = _query_losses(learner, reach)
-        if values is not None:
-            curve.plot(
-                reach, values - values.mean() + base.mean(), color=colour, lw=2, label=f"learned, {name} item"
-            )
-    curve.set_xlabel("logit of the true class (others 0)")
-    curve.set_ylabel("loss (learned ones shifted to the same mean)")
-    curve.legend(frameon=False, fontsize=8)
-    curve.spines[["top", "right"]].set_visible(False)
+    """The learned loss of one item beside cross-entropy: as a curve in the logit of its class, and as surfaces
+    in that logit and a rival's.
+
+    Of a support item it is base + inductive; of a query item, of whose class the relation network is sure, it
+    is the transductive term.
+    """
+    reach = torch.linspace(-6, 6, 61)
     true, rival = torch.meshgrid(reach, reach, indexing="xy")
-    base, support = _item_losses(learner, true.flatten(), rival.flatten())
-    for place, (title, values) in enumerate((("cross-entropy", base), ("learned, support item", support)), 2):
-        surface = figure.add_subplot(1, 3, place, projection="3d")
+    names = {"base": "cross-entropy", "support": "learned, support item", "query": "learned, query item"}
+    colours = {"base": QUIET, "support": ACCENT, "query": INK}
+    curves = item_losses(learner, reach, torch.zeros_like(reach))
+    surfaces = item_losses(learner, true.flatten(), rival.flatten())
+    figure = plt.figure(figsize=(3.7 * (1 + len(curves)), 3.6), layout="constrained")
+    axis = figure.add_subplot(1, 1 + len(curves), 1)
+    for kind, values in curves.items():
+        shifted = values - values.mean() + curves["base"].mean()
+        axis.plot(reach, shifted, color=colours[kind], lw=2, label=names[kind])
+    axis.set_xlabel("logit of the item's class (others 0)")
+    axis.set_ylabel("loss, shifted to one mean")
+    axis.legend(frameon=False, fontsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    for place, (kind, values) in enumerate(surfaces.items(), 2):
+        surface = figure.add_subplot(1, 1 + len(curves), place, projection="3d")
         surface.plot_surface(true, rival, values.view_as(true), cmap="viridis", lw=0, rcount=40, ccount=40)
-        surface.set_title(title, fontsize=10)
-        surface.set_xlabel("true logit", fontsize=8)
-        surface.set_ylabel("rival logit", fontsize=8)
+        surface.set_title(names[kind], fontsize=10)
+        surface.set_xlabel("its class's logit", fontsize=8)
+        surface.set_ylabel("a rival's logit", fontsize=8)
         surface.tick_params(labelsize=7)
         surface.view_init(28, -60)
-    figure.tight_layout()
     return figure
 
 
-def _item_losses(learner: Learner, true: Tensor, rival: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy and base + inductive of single support items with these two logits, the others 0."""
+def item_losses(learner: Learner, true: Tensor, rival: Tensor) -> dict[str, Tensor]:
+    """The losses of single items with these two logits and the others 0: cross-entropy and the learned ones."""
     logits = torch.zeros(len(true), learner.settings.ways)
     logits[:, 0], logits[:, 1] = true, rival
     labels = torch.zeros_like(logits)
     labels[:, 0] = 1
-    base = cross_entropy(logits, labels)
-    if learner.loss.inductive is None:
-        return base, base
-    items = learner.loss.items(logits, labels, base)
-    return base, base + torch.stack([learner.loss.inductive(item.unsqueeze(0)) for item in items])
+    loss, base = learner.loss, cross_entropy(logits, labels)
+    losses = {"base": base}
+    if loss.inductive is not None:
+        losses["support"] = base + _each(loss.inductive, loss.items(logits, labels, base))
+    if loss.transductive is not None:
+        scores = 0.05 + 0.9 * labels
+        items = loss.items(logits, scores, cross_entropy(logits, loss.target(scores)))
+        losses["query"] = _each(loss.transductive, items)
+    return losses
 
 
-def _query_losses(learner: Learner, true: Tensor) -> Tensor | None:
-    """The transductive term of single query items of whose class the relation network is sure."""
-    if learner.loss.transductive is None:
-        return None
-    logits = torch.zeros(len(true), learner.settings.ways)
-    logits[:, 0] = true
-    scores = torch.full_like(logits, 0.05)
-    scores[:, 0] = 0.95
-    items = learner.loss.items(logits, scores, cross_entropy(logits, learner.loss.target(scores)))
-    return torch.stack([learner.loss.transductive(item.unsqueeze(0)) for item in items])
+def _each(network: LossNetwork, items: Tensor) -> Tensor:
+    """The network's loss of each item by itself."""
+    return torch.vmap(lambda item: network(item.unsqueeze(0)))(items)
 
 
 def _grid(images: Tensor) -> np.ndarray:

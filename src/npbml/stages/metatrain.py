@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from npbml.config import Config
 from npbml.data.tasks import ClassSet
+from npbml.engine.ahead import Ahead, one_core
 from npbml.engine.evaluate import accuracy, evaluate, learner_answers
 from npbml.engine.metastep import meta_step
 from npbml.engine.source import TaskSource
 from npbml.errors import RunError, SettingError
-from npbml.learner import GROUPS, Learner
+from npbml.learner import GROUPS, Learner, Prepared
 from npbml.randomness import generator
 from npbml.stages.pretrain import augmented
 
@@ -35,15 +37,17 @@ class MetaTrainer:
             raise SettingError(f"train.lr leaves nothing to meta-learn in {config.method}: set a rate above 0.")
         kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
         self.optimizer = kind(parts, weight_decay=settings.weight_decay)
+        on_cpu = train.images.device.type == "cpu"
+        self.ahead = Ahead(self._prepare) if settings.ahead and on_cpu else None
 
     def step(self, index: int) -> dict[str, float]:
         settings = self.config.train
-        indices = self.train.draw(self.config.meta_batch, generator(self.config.seed, "train", index))
-        prepared, labels = self.train.prepare(indices, self._look(index))
         for part in self.optimizer.param_groups:
             part["lr"] = self.rates[part["name"]] * self._schedule(index)
         try:
-            loss = meta_step(self.module, self.optimizer, prepared, labels, settings.clip, settings.clip_at)
+            with nullcontext() if self.ahead is None else one_core():
+                prepared, labels = self._prepare(index) if self.ahead is None else self.ahead.take(index)
+                loss = meta_step(self.module, self.optimizer, prepared, labels, settings.clip, settings.clip_at)
         except RunError as error:
             raise RunError(
                 f"Meta-step {index + 1} of {self.config.method} is not finite: {error}. The state before it is "
@@ -58,6 +62,10 @@ class MetaTrainer:
 
     def result(self) -> Mapping[str, Tensor]:
         return self.module.state_dict()
+
+    def _prepare(self, index: int) -> tuple[Prepared, Tensor]:
+        indices = self.train.draw(self.config.meta_batch, generator(self.config.seed, "train", index))
+        return self.train.prepare(indices, self._look(index))
 
     def _look(self, index: int) -> Callable[[Tensor], Tensor] | None:
         if not self.config.train.augment:

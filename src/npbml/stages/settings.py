@@ -94,6 +94,8 @@ class TrainSettings:
     """Meta-validation tasks in a validation."""
     augment: bool = setting(False)
     """Augment the tasks as in pre-training (item 34)."""
+    ahead: bool = setting(False)
+    """On a CPU: make the next tasks ready on a second core, while one core takes the meta-step."""
 
 
 @dataclass(frozen=True)
