@@ -1,4 +1,4 @@
-"""A tiny learner and random tasks, in double precision, for the laws of METHODS Appendix C."""
+"""A tiny learner and random tasks, in double precision, for the laws in docs/laws.md."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

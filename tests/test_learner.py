@@ -1,4 +1,4 @@
-"""METHODS C1, C2, C17, C18, C29 and C30, and the learner's promises to its user."""
+"""Laws C1, C2, C17, C18, C29 and C30, and the learner's promises to its user."""
 
 from collections.abc import Callable
 from typing import Any
@@ -383,7 +383,7 @@ def count(parameters: dict[str, torch.nn.Parameter], part: str = "") -> int:
         ("resnet12", 6_029_312, 1_313_792, 2_359_296, 525_312, 513, 8_043),
     ],
 )
-def test_the_groups_have_the_sizes_of_18_1(
+def test_the_groups_have_the_sizes_of_the_paper(
     backbone: str, convs: int, film: int, omega: int, warp_film: int, head: int, regulariser: int
 ) -> None:
     settings = from_dict(LearnerSettings, {"backbone": backbone, "relation": {"widths": [2]}})
@@ -659,7 +659,7 @@ def test_a_fixed_warp_keeps_its_dirac_start_as_a_buffer(make_learner: MakeLearne
     assert any(name.endswith("warp.omega") for name in learner.state_dict())
 
 
-def test_a_learner_is_fixed_by_its_seed_and_starts_as_18_3_and_18_4_say(make_learner: MakeLearner) -> None:
+def test_a_learner_is_fixed_by_its_seed_and_starts_as_the_paper_says(make_learner: MakeLearner) -> None:
     one, same, other = (make_learner(seed=seed, shaken=False).state_dict() for seed in (1, 1, 2))
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert any(not torch.equal(one[name], other[name]) for name in one)

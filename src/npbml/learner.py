@@ -39,7 +39,7 @@ class ImageSpec:
 
 @dataclass(frozen=True)
 class InitSettings:
-    """How what is learned starts (METHODS 18.11, items 32 and 33)."""
+    """How what is learned starts (docs/method.md, items 32 and 33)."""
 
     std: float = setting(0.01, low=0)
     """Standard deviation of the normal start of every weight: the paper's N(0, 1e-2)."""
@@ -327,7 +327,7 @@ def encoder(settings: LearnerSettings, channels: int, with_film: bool = True, wi
 
 
 def freeze_fixed_parts(network: Network, settings: LearnerSettings) -> None:
-    """Freeze what meta-learning does not touch, and set the batch-norm modes (METHODS 18.1)."""
+    """Freeze what meta-learning does not touch, and set the batch-norm modes."""
     freeze(network.stem)
     for part in network.tail.modules():
         if isinstance(part, Norm):

@@ -27,7 +27,7 @@ RECIPES: dict[str, Recipe] = {
         },
     ),
     "npbml-quirks": Recipe(
-        "npbml with the defects of the reference code in place (METHODS 18.12)",
+        "npbml with the defects of the reference code in place",
         {
             "head": {"copy": "value"},
             "loss": {"statistics": "reference", "activation": "smooth_leaky", "share": True},

@@ -1,4 +1,4 @@
-"""METHODS C32: support and query disjoint, class counts exact, labels uniform over permutations."""
+"""Law C32: support and query disjoint, class counts exact, labels uniform over permutations."""
 
 import math
 

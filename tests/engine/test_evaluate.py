@@ -1,4 +1,4 @@
-"""METHODS C31: accuracy with its interval, over tasks that the seed and the purpose fix."""
+"""Law C31: accuracy with its interval, over tasks that the seed and the purpose fix."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""METHODS C29: features that are kept give the logits of those that are computed."""
+"""Law C29: features that are kept give the logits of those that are computed."""
 
 from collections.abc import Callable
 from typing import Any

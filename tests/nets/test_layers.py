@@ -1,4 +1,4 @@
-"""METHODS C25, and that nobody has to guess a layer's mode."""
+"""Laws C25, and that nobody has to guess a layer's mode."""
 
 from typing import Literal
 

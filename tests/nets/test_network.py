@@ -1,4 +1,4 @@
-"""METHODS 18.2: the backbones, their shapes and where the rule's parts stand in them."""
+"""The backbones, their shapes and where the rule's parts stand in them."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ from npbml.rule.precondition import Warp
         ("resnet12", 28, 3, 3),
     ],
 )
-def test_maps_have_the_sizes_of_18_2(
+def test_maps_have_the_sizes_of_the_paper(
     make_learner: Callable[..., Learner], backbone: str, size: int, stem: int, warp: int
 ) -> None:
     learner, seen = make_learner(backbone=backbone, size=size), []

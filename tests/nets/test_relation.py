@@ -1,4 +1,4 @@
-"""METHODS C28: relation scores follow the classes and do not see the order of the shots."""
+"""Law C28: relation scores follow the classes and do not see the order of the shots."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""METHODS C14 to C16: the inner loop is SGD, and its meta-gradient is that of the unrolled steps."""
+"""Laws C14 to C16: the inner loop is SGD, and its meta-gradient is that of the unrolled steps."""
 
 import itertools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""METHODS 13 and C19 to C22: what a head of identical classes can and cannot learn from."""
+"""Laws C19 to C22: what a head of identical classes can and cannot learn from."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""METHODS C2, C23 and C27: the meta-learned loss M = L_base + L^S + L^Q + R."""
+"""Laws C2, C23 and C27: the meta-learned loss M = L_base + L^S + L^Q + R."""
 
 import math
 from collections.abc import Callable
@@ -49,7 +49,7 @@ THETA = {"weight": numbers(4, 3, seed=2), "bias": numbers(3, seed=3)}
 
 
 def mlp(network: LossNetwork, x: Tensor) -> Tensor:
-    """The loss network of 18.4 for one item, written out: linear, FiLM by the layer's input, ReLU."""
+    """The loss network for one item, written out: linear, FiLM by the layer's input, ReLU."""
     assert network.films is not None
     for index, (layer, film) in enumerate(zip(network.layers, network.films, strict=True)):
         both = film.generator.weight @ x + film.generator.bias
@@ -59,7 +59,7 @@ def mlp(network: LossNetwork, x: Tensor) -> Tensor:
     return x[0]
 
 
-def test_the_terms_are_those_of_18_4_written_out() -> None:
+def test_the_terms_are_the_definition_written_out() -> None:
     loss, (support, labels), (query, scores) = make_loss(), make_items(), make_queries()
     terms = loss.terms(support, labels, query, scores, THETA)
     assert loss.inductive is not None and loss.transductive is not None and loss.regulariser is not None

@@ -1,4 +1,4 @@
-"""METHODS C24: FiLM_psi(x) = (gamma_psi + 1) x + beta_psi."""
+"""Law C24: FiLM_psi(x) = (gamma_psi + 1) x + beta_psi."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""METHODS C6 and C26: a fixed linear map in the forward pass preconditions the gradient."""
+"""Laws C6 and C26: a fixed linear map in the forward pass preconditions the gradient."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The augmentation of pre-training (METHODS 18.9), on a whole batch at once, where the images are.
+"""The augmentation of pre-training, on a whole batch at once, where the images are.
 
 Random resized crop, colour jitter and horizontal flip as torchvision defines them. What is random is drawn
 first, on the CPU, so that it does not depend on the device; the rest is a function of images and draws.

@@ -17,7 +17,7 @@ class Norm(nn.Module):
     """Batch normalisation whose mode is explicit: nobody has to guess what `train()` and `eval()` do to it.
 
     mode "track"    normalise by the batch and update the running averages (pre-training)
-    mode "batch"    normalise by the batch, keep no state (METHODS 18.11, item 1)
+    mode "batch"    normalise by the batch, keep no state (docs/method.md, item 1)
     mode "running"  normalise by the running averages, so that items do not see each other
     """
 
@@ -64,7 +64,7 @@ class ConvUnit(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Three convolutions beside a 1x1 shortcut, then activation and pooling (METHODS 18.2).
+    """Three convolutions beside a 1x1 shortcut, then activation and pooling (docs/method.md).
 
     `warp` stands before the addition with the shortcut, or after the whole block.
     """

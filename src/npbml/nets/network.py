@@ -46,7 +46,7 @@ class NetworkSettings:
 
 
 class Conv4Block(nn.Module):
-    """Convolution, batch norm, modulation, activation, 2x2 max pooling (METHODS 18.2)."""
+    """Convolution, batch norm, modulation, activation, 2x2 max pooling (docs/method.md)."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ def build_network(
     warp: Warp | None = None,
     warp_position: WarpPosition | None = None,
 ) -> Network:
-    """The backbone with the rule's parts, `film` and `warp`, in its last block (METHODS 18.2)."""
+    """The backbone with the rule's parts, `film` and `warp`, in its last block (docs/method.md)."""
     widths = (settings.filters,) * 4 if backbone == "conv4" else settings.widths
     if settings.frozen_blocks > len(widths):
         raise SettingError(

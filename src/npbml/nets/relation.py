@@ -1,4 +1,4 @@
-"""The relation network g (METHODS 18.6): how much a query image belongs to each class of the task."""
+"""The relation network g (docs/method.md): how much a query image belongs to each class of the task."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -29,7 +29,7 @@ class InnerSettings:
     order: Literal[1, 2] = setting(2)
     """Order of the meta-gradient; 1 stops the gradient at every inner step, so phi learns nothing."""
     batch: Literal["joint", "support"] = setting("joint")
-    """Images in the inner loop's batch: support and query, or support alone (METHODS 18.11, item 2)."""
+    """Images in the inner loop's batch: support and query, or support alone (docs/method.md, item 2)."""
     final_batch: Literal["query", "joint"] = setting("query")
     """Images in the batch of the scored prediction (item 3)."""
 

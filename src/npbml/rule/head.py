@@ -1,4 +1,4 @@
-"""The classification head h: how a task's classes start (METHODS 13)."""
+"""The classification head h: how a task's classes start."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +16,7 @@ class HeadSettings:
     kind: Literal["unicorn", "linear"] = setting("unicorn")
     """unicorn: one vector copied to every class; linear: a row of its own for each class slot."""
     copy: Literal["expand", "value"] = setting("expand")
-    """expand: the copy carries gradient to the vector; value: it does not (METHODS 18.11, item 13)."""
+    """expand: the copy carries gradient to the vector; value: it does not (docs/method.md, item 13)."""
 
 
 class Head(nn.Module):

@@ -1,4 +1,4 @@
-"""The meta-learned loss M = L_base + L^S + L^Q + R (the paper's section 3.3, METHODS 18.4 and 18.5)."""
+"""The meta-learned loss M = L_base + L^S + L^Q + R (the paper's section 3.3)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -30,7 +30,7 @@ class LossSettings:
     hidden: int = setting(40, low=1)
     """Width of the two hidden layers."""
     film: bool = setting(True)
-    """Modulate the loss networks (METHODS 18.11, item 19)."""
+    """Modulate the loss networks (docs/method.md, item 19)."""
     inputs: Literal["logits", "softmax"] = setting("logits")
     """Predictions as the networks see them: raw logits or probabilities (item 16)."""
     target: Literal["argmax", "soft"] = setting("argmax")

@@ -15,7 +15,7 @@ class FilmSettings:
     enabled: bool = setting(True)
     """Modulate the encoder and the warp."""
     conditioning: Literal["item", "batch"] = setting("item")
-    """Each item by its own pooled activations, or all by the batch's mean (METHODS 18.11, item 4)."""
+    """Each item by its own pooled activations, or all by the batch's mean (docs/method.md, item 4)."""
     refresh: Literal["pass", "task"] = setting("pass")
     """Generate anew in every pass, or once for a task at theta_0; task needs conditioning batch (item 5)."""
     shortcut: bool = setting(False)
@@ -25,7 +25,7 @@ class FilmSettings:
 
 
 class FiLM(nn.Module):
-    """gamma, beta = A p + c, where p is the spatial mean of the activation u that enters the layer (18.3)."""
+    """gamma, beta = A p + c, where p is the spatial mean of the activation u that enters the layer."""
 
     def __init__(self, inputs: int, outputs: int, conditioning: Literal["item", "batch"] = "item") -> None:
         super().__init__()

@@ -22,7 +22,7 @@ class WarpSettings:
     kind: Literal["learned", "fixed", "none"] = setting("learned")
     """Meta-learn omega, keep it at its Dirac start (the same network, P = I), or leave the unit out."""
     kernel: Literal[1, 3] = setting(3)
-    """Size of the warp's kernel (METHODS 18.11, item 9)."""
+    """Size of the warp's kernel (docs/method.md, item 9)."""
     norm: bool = setting(True)
     """Batch normalisation after the warp (item 9)."""
     position: Literal["auto", "after_pool", "pre_activation", "before_addition", "after_block"] = setting("auto")
@@ -30,7 +30,7 @@ class WarpSettings:
 
 
 class Warp(nn.Module):
-    """A convolution that starts as the identity, batch norm, modulation: the warp unit W of METHODS 18.2."""
+    """A convolution that starts as the identity, batch norm, modulation: the warp unit."""
 
     def __init__(self, channels: int, kernel: int = 3, norm: bool = True, film: Film | None = None) -> None:
         super().__init__()

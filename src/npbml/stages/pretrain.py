@@ -1,4 +1,4 @@
-"""Pre-training: the encoder learns to tell all training classes apart (METHODS 18.9)."""
+"""Pre-training: the encoder learns to tell all training classes apart."""
 
 from collections.abc import Callable, Mapping
 

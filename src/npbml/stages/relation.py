@@ -1,4 +1,4 @@
-"""The relation network's own training: squared error of the scores to the one-hot labels (METHODS 18.6)."""
+"""The relation network's own training: squared error of the scores to the one-hot labels (docs/method.md)."""
 
 from collections.abc import Mapping
 

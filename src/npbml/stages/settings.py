@@ -10,7 +10,7 @@ from npbml.settings import group, setting
 
 @dataclass(frozen=True)
 class PretrainSettings:
-    """Pre-training: the encoder classifies all training classes (METHODS 18.9)."""
+    """Pre-training: the encoder classifies all training classes."""
 
     steps: int = setting(200_000, low=1)
     """Gradient steps."""
@@ -21,7 +21,7 @@ class PretrainSettings:
     momentum: float = setting(0.9, low=0, high=1)
     """Nesterov momentum of SGD."""
     weight_decay: float = setting(5e-4, low=0)
-    """Weight decay; the paper uses 0.01 for resnet12 on the smaller data sets (METHODS 18.11, item 31)."""
+    """Weight decay; the paper uses 0.01 for resnet12 on the smaller data sets (docs/method.md, item 31)."""
     schedule: Literal["multistep", "onecycle"] = setting("multistep")
     """multistep: a tenth after 1/2, 3/4, 7/8 and 19/20 of the steps; onecycle: up, then down to zero."""
     validate_every: int = setting(500, low=1)
@@ -39,7 +39,7 @@ class PretrainSettings:
 
 @dataclass(frozen=True)
 class RelationStageSettings(RelationSettings):
-    """The relation network and its training (METHODS 18.6)."""
+    """The relation network and its training (docs/method.md)."""
 
     steps: int = setting(100_000, low=1)
     """Episodes, one a step."""
@@ -71,10 +71,10 @@ class RateSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Meta-training, the outer loop (METHODS 18.8)."""
+    """Meta-training, the outer loop (Algorithm 1)."""
 
     steps: int = setting(30_000, low=1)
-    """Meta-gradient steps (METHODS 18.11, item 27)."""
+    """Meta-gradient steps (docs/method.md, item 27)."""
     meta_batch: int | None = setting(None, low=1)
     """Tasks in a meta-step; by default the paper's 4 at one shot and 2 at more."""
     lr: RateSettings = group(RateSettings)
