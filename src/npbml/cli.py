@@ -1,6 +1,7 @@
 """The commands. Thin: they read settings, open a run and show what it does."""
 
 import dataclasses
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -68,6 +69,9 @@ def main(arguments: list[str] | None = None) -> None:
         _leave(f"{stop} The same command goes on from there.", 128 + stop.number)
     except _Terminated:
         _leave("stopped. The same command goes on from the last checkpoint.", 128 + signal.SIGTERM)
+    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except KeyboardInterrupt:
         _leave("stopped. The same command goes on from the last checkpoint.", 128 + signal.SIGINT)
 
@@ -96,7 +100,7 @@ def run(arguments: list[str]) -> None:
             work.train(method)
         for method in dict.fromkeys([*trained, *work.config.baselines]):
             _test(work, terminal, method)
-        _show(work)
+        _show(work, terminal)
 
 
 def pretrain(arguments: list[str]) -> None:
@@ -121,7 +125,7 @@ def test(arguments: list[str]) -> None:
     """Test a meta-trained method on tasks of unseen classes."""
     with _opened("test", arguments) as (work, terminal):
         _test(work, terminal, work.config.method)
-        _show(work)
+        _show(work, terminal)
 
 
 def settings(arguments: list[str]) -> None:
@@ -187,8 +191,8 @@ def _overview() -> None:
     console.print("npbml learns how to learn from a few examples.\n\nusage: npbml COMMAND [OPTIONS]\n")
     console.print(table)
     console.print(
-        "\n`npbml COMMAND --help` lists a command's options. `npbml run` alone is a whole run on the embedded\n"
-        "data, of some minutes; a stopped command, given again, goes on where it was stopped."
+        "\n`npbml COMMAND --help` lists a command's options. `npbml run` alone is a whole run on the embedded "
+        "data, of some minutes. A stopped command, given again, goes on where it was stopped."
     )
 
 
@@ -260,7 +264,8 @@ def _test(work: Run, terminal: Terminal, method: str) -> None:
         work.test(method, tick)
 
 
-def _show(work: Run) -> None:
+def _show(work: Run, terminal: Terminal) -> None:
+    terminal.close()
     from npbml.report.pictures import draw_pictures  # matplotlib is slow to load, and only needed here
 
     console.print(results_table(work.results(), work.paired_difference))

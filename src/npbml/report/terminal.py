@@ -36,6 +36,10 @@ class Terminal(Observer):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the bars as they are and the screen to others."""
         self.progress.stop()
 
     def begin(self, stage: str, steps: int, done: int) -> None:
@@ -93,7 +97,7 @@ def results_table(
     )
     best = max(records, key=lambda record: record["accuracy"])
     table.add_column("method")
-    table.add_column("accuracy (95 % interval)", justify="right")
+    table.add_column("accuracy, %", justify="right")
     table.add_column(f"{first['method']} is above by", justify="right")
     table.add_column("tasks", justify="right")
     table.add_column("trained in", justify="right")
@@ -102,7 +106,7 @@ def results_table(
         trained = sum(time for stage, time in record["seconds"].items() if stage != "test")
         table.add_row(
             record["method"],
-            f"{record['accuracy']:.2f} ± {record['ci95']:.2f} %",
+            f"{record['accuracy']:.2f} ± {record['ci95']:.2f}",
             f"{difference.mean:+.2f} ± {difference.ci95:.2f}" if difference else "",
             str(record["tasks"]),
             duration(trained),
