@@ -23,8 +23,8 @@ def main() -> None:
     methods = list(records[0])
     first = records[0][methods[0]]
     lines = [
-        f"{first['ways']}-way {first['shots']}-shot {first['dataset']}, accuracy in percent with its 95 % interval over "
-        f"{first['tasks']} test tasks, on {first['device']}:",
+        f"{first['ways']}-way {first['shots']}-shot {first['dataset']}: accuracy in percent, 95 % interval "
+        f"over {first['tasks']} test tasks, on {first['device']}:",
         "",
         f"| seed | {' | '.join(methods)} |",
         f"| --- |{' --- |' * len(methods)}",

@@ -287,7 +287,7 @@ def test_c18_every_part_of_the_full_method_learns(
 
 def full_forward(learner: Learner, theta: dict[str, Tensor], images: Tensor) -> Tensor:
     """Logits of images through the whole network, with nothing kept from before."""
-    tail = {name: value for name, value in theta.items() if name.startswith("tail.")}
+    tail = {name.removeprefix("network."): value for name, value in theta.items() if name.startswith("network.")}
     return F.linear(functional_call(learner.network, tail, (images,)), theta["head.weight"], theta["head.bias"])
 
 
@@ -530,15 +530,15 @@ def test_adapt_returns_every_adapted_tensor_by_name(make_learner: MakeLearner, m
     learner, task = make_learner(backbone="resnet12", film={"adapt": True}), make_task()
     start, adapted = learner.start(3), learner.adapt(task)
     assert list(adapted) == list(start)
-    units = [f"tail.blocks.0.units.{unit}." for unit in range(3)]
+    units = [f"network.tail.blocks.0.units.{unit}." for unit in range(3)]
     assert set(adapted) == {
         "head.weight",
         "head.bias",
-        "tail.blocks.0.shortcut.conv.weight",
+        "network.tail.blocks.0.shortcut.conv.weight",
         *(unit + "conv.weight" for unit in units),
         *(
             f"{part}film.generator.{name}"
-            for part in (*units, "tail.blocks.0.warp.")
+            for part in (*units, "network.tail.blocks.0.warp.")
             for name in ("weight", "bias")
         ),
     }

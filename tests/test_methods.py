@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from npbml.config import Config, override, preset
+from npbml.data.tasks import Task
 from npbml.errors import SettingError
 from npbml.learner import ImageSpec, Learner
 from npbml.methods import RECIPES, method_config
@@ -70,8 +71,6 @@ def test_every_recipe_makes_a_learner_that_learns(method: str, backbone: str) ->
     assert (learner.relation is None) is (method == "maml")
     sets = [torch.randn(1, count, 1, 16, 16) for count in (3, 6)]
     labels = [torch.arange(3).repeat_interleave(count).unsqueeze(0) for count in (1, 2)]
-    from npbml.data.tasks import Task
-
     loss = learner.meta_loss(Task(sets[0], labels[0], sets[1], labels[1]))
     loss.backward()
     assert loss.isfinite() and any(p.grad is not None and p.grad.any() for p in groups["theta"].values())
@@ -85,19 +84,22 @@ def test_an_unknown_method_is_answered_with_the_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("method", "changes", "words"),
     [
-        ({"warp": {"kind": "none"}}, "The method maml sets warp.kind=fixed, but none was asked for"),
-        ({"method": "npbml-quirks", "init": {"uniform_bias": True}, "loss": {"statistics": "exact"}}, ""),
+        ("maml", {"warp": {"kind": "none"}}, "method maml sets warp.kind=fixed, but none was asked for"),
+        ("npbml-quirks", {"ways": 7, "loss": {"statistics": "exact"}}, None),
+        ("maml", {"inner": {"steps": 1}}, None),
     ],
 )
-def test_what_was_asked_for_and_contradicts_the_method_is_refused(changes: dict[str, Any], words: str) -> None:
-    config = override(preset("quick"), {"method": "maml", **changes})
-    if words:
-        with pytest.raises(SettingError, match=words):
-            method_config(config, config.method)
-    else:
-        assert method_config(config, config.method).init.uniform_bias
+def test_what_was_asked_for_and_contradicts_the_method_is_refused(
+    method: str, changes: dict[str, Any], words: str | None
+) -> None:
+    config = override(preset("quick"), {"method": method, **changes})
+    if words is None:
+        assert changed(config, method_config(config, method)) == flat(RECIPES[method].settings)
+        return
+    with pytest.raises(SettingError, match=words):
+        method_config(config, method)
 
 
 def test_what_agrees_with_the_method_is_not_a_contradiction() -> None:

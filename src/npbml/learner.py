@@ -25,6 +25,7 @@ from npbml.rule.precondition import Warp, WarpSettings
 from npbml.settings import group, setting
 
 GROUPS = ("theta", "omega", "phi", "psi")
+TAIL = "network.tail."  # adapted parameters are named as in `named_parameters()`
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ class Learner(nn.Module):
     def start(self, ways: int) -> Parameters:
         """theta_0 of a task."""
         tail = dict(self.network.tail.named_parameters())
-        theta: Parameters = {"tail." + name: tail[name] for name in self._adapted}
+        theta: Parameters = {TAIL + name: tail[name] for name in self._adapted}
         theta["head.weight"], theta["head.bias"] = self.head.start(ways)
         return theta
 
@@ -258,7 +259,7 @@ class Learner(nn.Module):
 
     def _forward(self, theta: Parameters, features: Tensor, fixed: dict[Any, Any] | None) -> Tensor:
         """Logits of stem features at theta: f = h o z (Equation 10)."""
-        tail = {name.removeprefix("tail."): value for name, value in theta.items() if name.startswith("tail.")}
+        tail = {name.removeprefix(TAIL): value for name, value in theta.items() if name.startswith(TAIL)}
         embeddings = functional_call(self.network.tail, tail, (features, fixed))
         return F.linear(embeddings, theta["head.weight"], theta["head.bias"])
 

@@ -117,7 +117,7 @@ PLANTED: list[tuple[str, str, dict[str, Any]]] = [
     ),
     (
         "network.tail.blocks.0.unit.conv.weight",
-        "the adapted tensor tail.blocks.0.unit.conv.weight after 0 inner steps",
+        "the adapted tensor network.tail.blocks.0.unit.conv.weight after 0 inner steps",
         {},
     ),
     ("head.weight", "the adapted tensor head.weight after 0 inner steps", {}),

@@ -48,8 +48,8 @@ def test_stem_and_tail_share_the_blocks(
     """Wherever the line is drawn, the network is the same; behind it, everything adapts."""
     learner, images = make_learner(net={"frozen_blocks": frozen}, shaken=False), make_task().query_images
     assert len(learner.network.stem.blocks) == frozen and len(learner.network.tail.blocks) == 4 - frozen
-    adapted = [name for name in learner.adapt(make_task()) if name.startswith("tail.")]
-    assert adapted == [f"tail.blocks.{block}.unit.conv.weight" for block in range(4 - frozen)]
+    adapted = [name for name in learner.adapt(make_task()) if name.startswith("network.tail.")]
+    assert adapted == [f"network.tail.blocks.{block}.unit.conv.weight" for block in range(4 - frozen)]
     usual = make_learner(shaken=False).network(images)
     torch.testing.assert_close(learner.network(images), usual, rtol=0, atol=1e-12)
 

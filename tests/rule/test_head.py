@@ -11,7 +11,7 @@ from npbml.data.tasks import Task
 from npbml.learner import Learner
 from npbml.rule.head import Head
 
-CONV = "tail.blocks.0.unit.conv.weight"
+CONV = "network.tail.blocks.0.unit.conv.weight"
 RAW: dict[str, Any] = {"regulariser": False}
 SOFTMAX: dict[str, Any] = {"regulariser": False, "inputs": "softmax"}
 

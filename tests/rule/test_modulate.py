@@ -83,7 +83,7 @@ def test_film_refresh_task_modulates_by_theta_0_on_the_inner_batch(
 
     def tail(theta: dict[str, Tensor], u: Tensor) -> Tensor:
         for film, weight, norm in (
-            (block.unit.film, theta["tail.blocks.0.unit.conv.weight"], block.unit.norm),
+            (block.unit.film, theta["network.tail.blocks.0.unit.conv.weight"], block.unit.norm),
             (block.warp.film, block.warp.omega, block.warp.norm),
         ):
             y = F.conv2d(u, weight, padding=1)

@@ -1,0 +1,281 @@
+"""Pre-training (METHODS 18.9): its schedule, what moves, and the prototypes that judge it."""
+
+import copy
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from npbml.config import Config, override, preset
+from npbml.data.tasks import ClassSet, Task
+from npbml.errors import RunError
+from npbml.learner import ImageSpec, Learner
+from npbml.nets.layers import Norm
+from npbml.randomness import generator
+from npbml.stages.pretrain import (
+    Pretrainer,
+    augmented,
+    learning_rate,
+    pretrain_network,
+    prototype_logits,
+    use_norms,
+)
+from npbml.stages.settings import PretrainSettings
+
+CPU = torch.device("cpu")
+SMALL: dict[str, Any] = {
+    "ways": 3,
+    "queries": 4,
+    "net": {"filters": 4, "widths": [2, 2, 2, 3]},
+    "pretrain": {"steps": 10, "batch": 12, "validation_tasks": 6, "lr": 0.05},
+}
+
+
+def easy(count: int, name: str, channels: int = 1) -> ClassSet:
+    """Classes of six pictures, each a template with little noise."""
+    random = generator(0, name)
+    templates = torch.randint(0, 200, (count, 1, channels, 16, 16), generator=random)
+    images = templates + torch.randint(0, 55, (count, 6, channels, 16, 16), generator=random)
+    counts = torch.full((count,), 6)
+    names = tuple(f"{name} {number}" for number in range(count))
+    half = torch.full((channels,), 0.5)
+    return ClassSet(images.flatten(0, 1).to(torch.uint8), counts.cumsum(0) - counts, counts, names, half, half / 2)
+
+
+def pretrainer(seed: int = 0, channels: int = 1, **changes: Any) -> Pretrainer:
+    config = override(override(preset("quick"), SMALL), {"seed": seed, **changes})
+    return Pretrainer(config, easy(5, "train", channels), easy(4, "val", channels), CPU)
+
+
+def state(trainer: Pretrainer) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.module.state_dict().items()}
+
+
+def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+def test_multistep_is_the_papers_schedule() -> None:
+    """A tenth at 100,000, 150,000, 175,000 and 190,000 of 200,000 steps."""
+    settings = PretrainSettings()
+    assert (settings.steps, settings.lr, settings.schedule) == (200_000, 0.01, "multistep")
+    edges = (0, 100_000, 150_000, 175_000, 190_000, 200_000)
+    for power, (first, after) in enumerate(pairwise(edges)):
+        for index in (first, (first + after) // 2, after - 1):
+            assert learning_rate(settings, index) == pytest.approx(0.01 * 0.1**power, rel=1e-12)
+
+
+@pytest.mark.parametrize("steps", [20, 600, 10_000])
+def test_onecycle_rises_to_the_peak_and_falls_to_nothing(steps: int) -> None:
+    settings = PretrainSettings(steps=steps, lr=0.3, schedule="onecycle")
+    rates = [learning_rate(settings, index) for index in range(steps)]
+    peak = rates.index(max(rates))
+    assert rates[:peak] == sorted(rates[:peak]) and rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert max(rates) == pytest.approx(0.3, rel=2 / steps) and 0.1 < peak / steps < 0.2
+    assert 0 < rates[0] <= 0.3 / (0.15 * steps) and 0 < rates[-1] <= 0.3 * 1.2 / steps
+
+
+def test_the_rate_is_the_one_that_the_step_takes() -> None:
+    trainer = pretrainer()
+    for index in (0, 4, 9):
+        told = trainer.step(index)
+        rates = {part["lr"] for part in trainer.optimizer.param_groups}
+        assert rates == {told["lr"]} == {learning_rate(trainer.config.pretrain, index)}
+
+
+def test_a_step_is_nesterov_sgd_on_the_cross_entropy_of_the_batch() -> None:
+    """One step written out: decay, momentum (a buffer that is the gradient), look-ahead."""
+    trainer = pretrainer(pretrain={"weight_decay": 0.1, "momentum": 0.8})
+    settings, before = trainer.config.pretrain, state(trainer)
+    random = generator(0, "pretrain", 0)
+    chosen = torch.randint(30, (12,), generator=random)
+    images = augmented(trainer.train, settings.augment, random)(chosen)
+    logits = trainer.module["head"](trainer.network(images))
+    loss = -logits.log_softmax(1)[torch.arange(12), trainer.train.labels[chosen]].mean()
+    names, parameters = zip(*trainer.module.named_parameters(), strict=True)
+    learned = [p for p in parameters if p.requires_grad]
+    gradients = dict(zip(learned, torch.autograd.grad(loss, learned), strict=True))
+    trainer.module.load_state_dict(before)
+    told = trainer.step(0)
+    assert told["loss"] == pytest.approx(loss.item(), abs=1e-6)
+    for name, parameter in zip(names, parameters, strict=True):
+        direction = 0 if parameter not in gradients else gradients[parameter] + 0.1 * before[name]
+        expected = before[name] - told["lr"] * (1 + 0.8) * direction
+        torch.testing.assert_close(parameter.detach(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("backbone", ["conv4", "resnet12"])
+@pytest.mark.parametrize("affine", ["pretrained", "identity"])
+def test_what_moves_in_pretraining(backbone: str, affine: str) -> None:
+    """Convolutions, head and running statistics do; the warp's projection does not; the affine part may."""
+    trainer = pretrainer(backbone=backbone, net={**SMALL["net"], "affine": affine})
+    before = state(trainer)
+    for index in range(2):
+        trainer.step(index)
+    changed = moved(before, state(trainer))
+    norms = {name for name, part in trainer.module.named_modules() if isinstance(part, Norm)}
+    scales = {f"{name}.{key}" for name in norms for key in ("weight", "bias")}
+    running = {f"{name}.{key}" for name in norms for key in ("running_mean", "running_var")}
+    omega = {name for name in before if name.endswith("omega")}
+    assert len(omega) == 1 and len(norms) > 4
+    rest = set(before) - scales - running - omega
+    assert not changed & omega and running <= changed and rest <= changed
+    assert changed & scales == (scales if affine == "pretrained" else set())
+
+
+def test_running_statistics_are_the_moving_average_of_the_batches() -> None:
+    trainer = pretrainer()
+    seen: list[Tensor] = []
+    unit = trainer.network.stem.blocks[0].unit
+    hook = unit.conv.register_forward_hook(lambda _module, _given, output: seen.append(output.detach()))
+    trainer.step(0)
+    trainer.step(1)
+    hook.remove()
+    mean, variance = torch.zeros(4), torch.ones(4)
+    for output in seen:
+        mean = 0.9 * mean + 0.1 * output.mean((0, 2, 3))
+        variance = 0.9 * variance + 0.1 * output.var((0, 2, 3))
+    torch.testing.assert_close(unit.norm.running_mean, mean, rtol=0, atol=1e-6)
+    torch.testing.assert_close(unit.norm.running_var, variance, rtol=0, atol=1e-6)
+
+
+def test_validation_changes_nothing_and_asks_the_same_tasks() -> None:
+    trainer = pretrainer()
+    trainer.step(0)
+    before = state(trainer)
+    assert trainer.validate() == trainer.validate()
+    assert moved(before, state(trainer)) == set()
+    assert {part.mode for part in trainer.module.modules() if isinstance(part, Norm)} == {"track"}
+
+
+def test_pretraining_learns_classes_that_are_easy() -> None:
+    gently = {"crop_scale_low": 0.9, "jitter": 0.1}
+    trainer = pretrainer(pretrain={**SMALL["pretrain"], "steps": 80, "lr": 0.1, "augment": gently})
+    losses = [trainer.step(index)["loss"] for index in range(80)]
+    assert losses[0] == pytest.approx(torch.tensor(5.0).log().item(), abs=0.02)
+    assert sum(losses[-5:]) / 5 < 0.5 * losses[0] and trainer.validate() > 60
+
+
+def test_the_seed_fixes_every_step() -> None:
+    first, again, other = pretrainer(3), pretrainer(3), pretrainer(4)
+    told = [[trainer.step(index) for index in range(2)] for trainer in (first, again, other)]
+    assert told[0] == told[1] != told[2]
+    assert moved(state(first), state(again)) == set()
+    assert any(name.endswith("conv.weight") for name in moved(state(first), state(other)))
+
+
+def test_a_step_depends_on_the_state_and_its_index_alone() -> None:
+    trainer, resumed = pretrainer(), pretrainer()
+    trainer.step(0)
+    resumed.module.load_state_dict(trainer.module.state_dict())
+    resumed.optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
+    torch.rand(7)
+    assert trainer.step(1) == resumed.step(1)
+    assert moved(state(trainer), state(resumed)) == set()
+
+
+def test_a_loss_that_is_not_finite_is_refused_before_it_does_harm() -> None:
+    trainer = pretrainer()
+    with torch.no_grad():
+        trainer.module["head"].weight[0, 0] = float("nan")
+    before = {name: parameter.clone() for name, parameter in trainer.network.named_parameters()}
+    with pytest.raises(RunError, match=r"pre-training loss is nan at step 3: lower pretrain\.lr"):
+        trainer.step(2)
+    assert all(torch.equal(before[name], p) for name, p in trainer.network.named_parameters())
+
+
+def nearest_mean(support: Tensor, labels: Tensor, query: Tensor, ways: int) -> Tensor:
+    """-|q - mean of class|^2, in loops."""
+    rows = []
+    for item in query:
+        means = [sum(s for s, y in zip(support, labels, strict=True) if y == way) for way in range(ways)]
+        counts = [int((labels == way).sum()) for way in range(ways)]
+        rows.append(
+            torch.stack([-((item - m / c) ** 2).sum() for m, c in zip(means, counts, strict=True)])  # type: ignore[operator]
+        )
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("norm", ["batch", "running"])
+def test_prototypes_are_the_class_means_of_one_batch_or_of_two(norm: str) -> None:
+    trainer = pretrainer(net={**SMALL["net"], "stem_norm": norm, "tail_norm": norm})
+    trainer.step(0)
+    network = trainer.network.double()
+    use_norms(network, trainer.config)
+    batch = trainer.val.sample(1, 3, 2, 3, generator(0, "task"))
+    task = Task(*(part[0].double() if part.is_floating_point() else part[0] for part in batch))
+    with torch.no_grad():
+        together = network(torch.cat([task.support_images, task.query_images]))
+        apart = torch.cat([network(task.support_images), network(task.query_images)])
+        for kind, embedded in (("joint", together), ("separate", apart)):
+            expected = nearest_mean(embedded[:6], task.support_labels, embedded[6:], 3)
+            found = prototype_logits(network, task, 3, kind)
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
+    assert torch.allclose(together, apart, rtol=0, atol=1e-12) is (norm == "running")
+
+
+def test_shuffled_support_has_the_same_prototypes() -> None:
+    trainer = pretrainer(net={**SMALL["net"], "stem_norm": "running", "tail_norm": "running"})
+    use_norms(trainer.network, trainer.config)
+    task = Task(*(part[0] for part in trainer.val.sample(1, 3, 2, 3, generator(0, "task"))))
+    order = torch.tensor([5, 0, 3, 1, 4, 2])
+    mixed = task._replace(support_images=task.support_images[order], support_labels=task.support_labels[order])
+    with torch.no_grad():
+        found = [prototype_logits(trainer.network, t, 3, "separate") for t in (task, mixed)]
+    torch.testing.assert_close(*found, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("backbone", ["conv4", "resnet12"])
+@pytest.mark.parametrize("affine", ["pretrained", "identity"])
+@pytest.mark.parametrize("norm", ["batch", "running"])
+def test_a_learner_that_takes_the_encoder_embeds_as_it_does(backbone: str, affine: str, norm: str) -> None:
+    """Without modulation and with the warp at its start, meta-learning begins where pre-training ended."""
+    net = {**SMALL["net"], "affine": affine, "stem_norm": norm, "tail_norm": norm}
+    trainer = pretrainer(backbone=backbone, net=net, film={"enabled": False}, warp={"kind": "fixed"})
+    for index in range(2):
+        trainer.step(index)
+    learner = Learner(trainer.config, ImageSpec(1, 16, (0.5,), (0.25,)), seed=9)
+    learner.take_pretrained(trainer.result())
+    use_norms(trainer.network, trainer.config)
+    images = trainer.val.batch(torch.arange(10))
+    with torch.no_grad():
+        assert torch.equal(learner.network(images), trainer.network(images))
+
+
+def test_an_encoder_of_another_size_is_refused() -> None:
+    trainer = pretrainer()
+    config = override(trainer.config, {"net": {"filters": 5}})
+    with pytest.raises(RunError, match="does not fit this network"):
+        Learner(config, ImageSpec(1, 16, (0.5,), (0.25,))).take_pretrained(trainer.result())
+
+
+def test_pretraining_without_the_warp_unit_has_none() -> None:
+    def names(config: Config) -> set[str]:
+        return set(pretrain_network(config, 1).state_dict())
+
+    config = override(preset("quick"), SMALL)
+    without = names(override(config, {"pretrain": {"warp": False}}))
+    assert not any(".warp." in name for name in without)
+    assert {name for name in names(config) if ".warp." not in name} == without
+    assert not any("film" in name for name in names(config))
+
+
+def test_augmentation_is_of_the_training_classes_and_by_the_generator() -> None:
+    classes, settings = easy(3, "train", channels=3), PretrainSettings().augment
+    indices = torch.tensor([[0, 7], [11, 7]])
+    look = [augmented(classes, settings, generator(seed, "look"))(indices) for seed in (0, 0, 1)]
+    assert look[0].shape == (2, 2, 3, 16, 16) and look[0].dtype == torch.float32
+    assert torch.equal(look[0], look[1]) and not torch.equal(look[0], look[2])
+    plain = override(Config(), {"pretrain": {"augment": {"crop_scale_low": 1.0, "jitter": 0.0, "flip": False}}})
+    still = augmented(classes, plain.pretrain.augment, generator(0, "look"))(indices)
+    torch.testing.assert_close(still, classes.batch(indices), rtol=0, atol=1e-4)
+
+
+def test_colour_and_grey_pictures_are_both_taken() -> None:
+    for channels in (1, 3):
+        trainer = pretrainer(channels=channels)
+        trainer.step(0)
+        assert trainer.network.stem.blocks[0].unit.conv.weight.shape == (4, channels, 3, 3)
+        assert 0 <= trainer.validate() <= 100
