@@ -96,7 +96,7 @@ class FewShotClassifier:
         pictures = to_pictures(images)
         if not pictures:
             raise DataError("There are no images.")
-        return torch.stack([_normalised(picture, self.learner.images) for picture in pictures])
+        return torch.stack([_bytes(picture, self.learner.images) for picture in pictures])
 
 
 def to_pictures(images: Any) -> list[Image.Image]:
@@ -136,11 +136,9 @@ def _picture(image: np.ndarray, number: int) -> Image.Image:
     return Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
 
 
-def _normalised(picture: Image.Image, spec: ImageSpec) -> Tensor:
-    """A picture as the learner was trained to see it: [channels, size, size]"""
+def _bytes(picture: Image.Image, spec: ImageSpec) -> Tensor:
+    """A picture of the size and channels that the learner takes: uint8 [channels, size, size]"""
     picture = picture.convert("L" if spec.channels == 1 else "RGB")
     if picture.size != (spec.size, spec.size):
         picture = picture.resize((spec.size, spec.size), Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.array(picture, dtype=np.float32)).view(spec.size, spec.size, spec.channels)
-    mean, std = torch.tensor(spec.mean)[:, None, None], torch.tensor(spec.std)[:, None, None]
-    return (pixels.permute(2, 0, 1) / 255 - mean) / std
+    return torch.from_numpy(np.array(picture)).view(spec.size, spec.size, spec.channels).permute(2, 0, 1)

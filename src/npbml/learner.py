@@ -109,13 +109,18 @@ class Learner(nn.Module):
     """`adapt`, `predict` and `meta_loss` of one network and rule.
 
     `parameters()` are the meta-parameters Phi = {theta, omega, phi, psi}; everything that meta-learning keeps
-    frozen is a buffer.
+    frozen is a buffer. The images of a task are bytes, or floats normalised by `images.mean` and `images.std`.
     """
+
+    mean: Tensor
+    deviation: Tensor
 
     def __init__(self, settings: LearnerSettings, images: ImageSpec, seed: int = 0) -> None:
         super().__init__()
         check_learner(settings)
         self.settings, self.images = settings, images
+        self.register_buffer("mean", torch.tensor(images.mean)[:, None, None], persistent=False)
+        self.register_buffer("deviation", torch.tensor(images.std)[:, None, None], persistent=False)
         self.together = True  # all tasks in one vmap; False: one after another
         self.network = encoder(settings, images.channels)
         rows = 1 if settings.head.kind == "unicorn" else settings.ways
@@ -191,6 +196,12 @@ class Learner(nn.Module):
             )
         self.network.load_state_dict({n: tensors.get(n, value) for n, value in state.items()})
 
+    def see(self, images: Tensor) -> Tensor:
+        """Images as the network takes them: bytes are normalised, floats are taken to be so already."""
+        if images.is_floating_point():
+            return images
+        return (images.to(self.mean.dtype) / 255 - self.mean) / self.deviation
+
     def over_tasks(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` of one task as a function of a batch of tasks."""
         return _over_tasks(function, self.together)
@@ -204,7 +215,7 @@ class Learner(nn.Module):
         `features` are the stem's of support and query, for a stem whose items do not see each other.
         """
         settings, stem = self.settings.inner, self.network.stem
-        support, query = task.support_images, task.query_images
+        support, query = self.see(task.support_images), self.see(task.query_images)
         joint = torch.cat([support, query])
         parts = {"joint": slice(None), "support": slice(len(support)), "query": slice(len(support), None)}
         inner, final = (

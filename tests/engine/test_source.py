@@ -19,7 +19,7 @@ def assert_logits_of_the_tasks(learner: Learner, classes: ClassSet) -> TaskSourc
     indices = source.draw(3, generator(0, "draw"))
     prepared, labels = source.prepare(indices)
     found = learner.over_tasks(learner.logits)(prepared)
-    batch = classes.task(indices, shots=2)
+    batch = classes.task(indices, 2, classes.pixels)
     assert torch.equal(labels, batch.query_labels) and found.shape == (3, 9, 3)
     for index, logits in enumerate(found):
         expected = learner.predict(Task(*(part[index] for part in batch)))
@@ -72,7 +72,7 @@ def test_c29_features_are_kept_in_the_order_of_the_images(
     features = TaskSource(learner, classes, 1, 1).features
     assert features is not None and len(features) == 30 and not features.requires_grad
     for index in (0, 17, 29):
-        alone = learner.network.stem(classes.batch(torch.tensor([index])))
+        alone = learner.network.stem(learner.see(classes.pixels(torch.tensor([index]))))
         torch.testing.assert_close(features[index : index + 1], alone, rtol=0, atol=1e-12)
 
 
@@ -83,8 +83,8 @@ def test_c29_images_that_look_different_are_not_taken_from_the_kept_features(
     learner = make_learner(net={"stem_norm": norm})
     source = TaskSource(learner, classes, shots=2, queries=3)
     indices = source.draw(2, generator(0, "draw"))
-    prepared, _ = source.prepare(indices, lambda places: classes.batch(places).flip(-1))
-    batch = classes.task(indices, shots=2)
+    prepared, _ = source.prepare(indices, lambda places: classes.pixels(places).flip(-1))
+    batch = classes.task(indices, 2, classes.pixels)
     mirrored = batch._replace(
         support_images=batch.support_images.flip(-1), query_images=batch.query_images.flip(-1)
     )

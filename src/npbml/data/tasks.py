@@ -5,9 +5,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from npbml.errors import DataError
+
+LUMA = (0.299, 0.587, 0.114)
 
 
 class Task(NamedTuple):
@@ -55,9 +58,17 @@ class ClassSet:
         moved = {name: getattr(self, name).to(device) for name in ("images", "mean", "std")}
         return dataclasses.replace(self, **moved)
 
-    def sample(self, tasks: int, ways: int, shots: int, queries: int, generator: torch.Generator) -> Task:
-        """A batch of `tasks` tasks; images are float32, normalised."""
-        return self.task(self.draw(tasks, ways, shots, queries, generator), shots)
+    def sample(
+        self,
+        tasks: int,
+        ways: int,
+        shots: int,
+        queries: int,
+        generator: torch.Generator,
+        look: "Callable[[Tensor], Tensor] | None" = None,
+    ) -> Task:
+        """A batch of `tasks` tasks; images are float32, normalised, or as `look` shows them (see `task`)."""
+        return self.task(self.draw(tasks, ways, shots, queries, generator), shots, look)
 
     def draw(self, tasks: int, ways: int, shots: int, queries: int, generator: torch.Generator) -> Tensor:
         """Which images make up each task: indices [tasks, ways, shots + queries] into `images`, on the CPU.
@@ -76,7 +87,7 @@ class ClassSet:
     def task(self, indices: Tensor, shots: int, look: Callable[[Tensor], Tensor] | None = None) -> Task:
         """The batch of tasks whose images are `indices` [tasks, ways, shots + queries].
 
-        `look` turns indices into images; it is `batch` if not given.
+        `look` turns indices into images: `batch`, if it is not given; `pixels` for the bytes as they are.
         """
         look = look or self.batch
         tasks, ways, _ = indices.shape
@@ -90,6 +101,14 @@ class ClassSet:
     def batch(self, indices: Tensor) -> Tensor:
         """Normalised images float32 [*indices.shape, channels, height, width]."""
         return self.normalise(self.pixels(indices))
+
+    def shown_as(self, channels: int, size: int) -> "ClassSet":
+        """The same classes with images of other channels and size, for a learner that expects these."""
+        if tuple(self.images.shape[1:]) == (channels, size, size):
+            return self
+        return dataclasses.replace(
+            self, images=torch.cat([_shown_as(part, channels, size) for part in self.images.split(1024)])
+        )
 
     def pixels(self, indices: Tensor) -> Tensor:
         """Images as they are stored, uint8 [*indices.shape, channels, height, width]."""
@@ -116,6 +135,18 @@ class ClassSet:
                 f"{shots + queries} of each class ({shots} shots + {queries} queries). Use fewer shots or "
                 "queries, or add images."
             )
+
+
+def _shown_as(images: Tensor, channels: int, size: int) -> Tensor:
+    """uint8 [n, c, h, w] -> uint8 [n, channels, size, size]: grey by luma, filtered where it shrinks."""
+    pictures = images.to(torch.float32)
+    if channels == 1 and images.shape[1] == 3:
+        pictures = (pictures * pictures.new_tensor(LUMA)[:, None, None]).sum(1, keepdim=True)
+    elif channels != images.shape[1]:
+        pictures = pictures[:, :1].expand(-1, channels, -1, -1)
+    if images.shape[-1] != size:
+        pictures = F.interpolate(pictures, (size, size), mode="bilinear", antialias=True, align_corners=False)
+    return pictures.round().clamp(0, 255).to(torch.uint8)
 
 
 def _random(*shape: int, generator: torch.Generator) -> Tensor:

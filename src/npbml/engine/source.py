@@ -31,7 +31,7 @@ class TaskSource:
 
         `look` may show the images in another way than they are, for instance augmented.
         """
-        task = self.classes.task(indices, self.shots, look)
+        task = self.classes.task(indices, self.shots, look or self.classes.pixels)
         features = None
         if self.features is not None and look is None:
             support, query = indices[..., : self.shots].flatten(1), indices[..., self.shots :].flatten(1)
@@ -40,9 +40,11 @@ class TaskSource:
 
     @torch.no_grad()
     def _features(self) -> Tensor | None:
-        stem, images = self.learner.network.stem, self.classes.images
-        chunks = torch.arange(len(images)).split(512)
-        first = stem(self.classes.batch(chunks[0]))
-        if first[0].numel() * first.element_size() * len(images) > CACHE_BYTES:
+        chunks = self.classes.images.split(512)
+        first = self._stem(chunks[0])
+        if first[0].numel() * first.element_size() * len(self.classes.images) > CACHE_BYTES:
             return None
-        return torch.cat([first, *(stem(self.classes.batch(chunk)) for chunk in chunks[1:])])
+        return torch.cat([first, *(self._stem(chunk) for chunk in chunks[1:])])
+
+    def _stem(self, images: Tensor) -> Tensor:
+        return self.learner.network.stem(self.learner.see(images))
