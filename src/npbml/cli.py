@@ -122,9 +122,15 @@ def train(arguments: list[str]) -> None:
 
 
 def test(arguments: list[str]) -> None:
-    """Test a meta-trained method on tasks of unseen classes."""
+    """Test a meta-trained method on tasks of unseen classes; of another data set, with --dataset."""
+    asked = _peek(arguments, ("run", "dataset"))
+    folder, other = Path(asked.get("run", "")), asked.get("dataset")
+    if other and (folder / "config.json").exists() and other != read_config(folder).dataset:
+        arguments = _without(arguments, "dataset")
+    else:
+        other = None
     with _opened("test", arguments) as (work, terminal):
-        _test(work, terminal, work.config.method)
+        _test(work, terminal, work.config.method, other)
         _show(work, terminal)
 
 
@@ -253,21 +259,32 @@ def _peek(arguments: list[str], names: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
+def _without(arguments: list[str], name: str) -> list[str]:
+    """The arguments less an option and its value."""
+    if f"--{name}" in arguments:
+        place = arguments.index(f"--{name}")
+        return arguments[:place] + arguments[place + 2 :]
+    return [argument for argument in arguments if not argument.startswith(f"--{name}=")]
+
+
 def _name(config: Config) -> str:
     """The run folder's name where none is given."""
     data = Path(config.dataset).name or "pictures"
     return f"{data}-{config.backbone}-{config.ways}way-{config.shots}shot-{config.protocol}-seed{config.seed}"
 
 
-def _test(work: Run, terminal: Terminal, method: str) -> None:
+def _test(work: Run, terminal: Terminal, method: str, dataset: str | None = None) -> None:
     with terminal.counting(f"test {method}", work.config.test.tasks) as tick:
-        work.test(method, tick)
+        work.test(method, tick, dataset)
 
 
 def _show(work: Run, terminal: Terminal) -> None:
     terminal.close()
     from npbml.report.pictures import draw_pictures  # matplotlib is slow to load, and only needed here
 
-    console.print(results_table(work.results(), work.paired_difference))
+    records = work.results()
+    for dataset in dict.fromkeys(record["dataset"] for record in records):
+        of_dataset = [record for record in records if record["dataset"] == dataset]
+        console.print(results_table(of_dataset, work.paired_difference))
     folder = draw_pictures(work)
     console.print(f"results: {work.folder / 'results.json'}\npictures: {folder}", markup=False, soft_wrap=True)

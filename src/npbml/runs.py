@@ -18,6 +18,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -107,9 +108,12 @@ class Run:
             splits[name].check(config.ways, config.shots, config.queries)
         return splits
 
-    @property
+    @cached_property
     def images(self) -> ImageSpec:
-        """What a learner of this run is shown."""
+        """What a learner of this run is shown; known without the data set once the encoder is trained."""
+        path = self.folder / "pretrain" / "network.safetensors"
+        if path.exists():
+            return from_dict(ImageSpec, load_tensors(path)[1]["images"])
         train = self.splits["train"]
         _, channels, _, size = train.images.shape
         return ImageSpec(channels, size, tuple(train.mean.tolist()), tuple(train.std.tolist()))
@@ -127,31 +131,31 @@ class Run:
         config = method_config(self.config, method)
         return self._stage(method, lambda: MetaTrainer(config, self._fresh_learner(config), *self._sets()))
 
-    def test(self, method: str, tick: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
-        """Test a method on meta-test tasks and put its record into results.json."""
-        config, classes = self.config, self.splits["test"]
-        started = time.monotonic()
+    def test(
+        self, method: str, tick: Callable[[int], None] = lambda count: None, dataset: str | None = None
+    ) -> dict[str, Any]:
+        """Test a method on meta-test tasks and put its record into results.json.
+
+        With another `dataset`, on the test classes of that one, shown as the run's own are.
+        """
+        config, started = self.config, time.monotonic()
         seconds = {"pretrain": self._summary("pretrain")["seconds"]}
-        if method == "prototypes":
-            network = self.pretrained_network()
-            per_task = prototype_accuracies(network, config, classes, config.shots, config.test.tasks, "test")
-        else:
-            learner = self.learner(method)
+        learner = None if method == "prototypes" else self.learner(method)
+        if learner is not None:
             if learner.relation is not None:
                 seconds["relation"] = self._summary("relation")["seconds"]
             seconds["train"] = self._summary(method)["seconds"]
+        classes = self.splits["test"] if dataset is None else self._foreign(dataset)
+        if learner is None:
+            network = self.pretrained_network()
+            per_task = prototype_accuracies(network, config, classes, config.shots, config.test.tasks, "test")
+        else:
             source = TaskSource(learner, classes, config.shots, config.queries)
-            per_task = evaluate(
-                learner_answers(learner, source),
-                source.draw,
-                config.test.tasks,
-                config.test.together,
-                config.seed,
-                "test",
-                tick,
-            )
+            tested = config.test
+            answer = learner_answers(learner, source)
+            per_task = evaluate(answer, source.draw, tested.tasks, tested.together, config.seed, "test", tick)
         seconds["test"] = round(time.monotonic() - started, 2)
-        record = self._record(method, per_task, seconds)
+        record = self._record(method, dataset or config.dataset, per_task, seconds)
         self._keep(record, per_task)
         return record
 
@@ -183,9 +187,9 @@ class Run:
         path = self.folder / "results.json"
         return read_json(path) if path.exists() else []
 
-    def paired_difference(self, method: str, other: str) -> Accuracy | None:
+    def paired_difference(self, method: str, other: str, dataset: str) -> Accuracy | None:
         """How much more accurate `method` is than `other`, over the test tasks that both were given."""
-        paths = [self.folder / name / "test.json" for name in (method, other)]
+        paths = [self._test_file(name, dataset) for name in (method, other)]
         if not all(path.exists() for path in paths):
             return None
         mine, theirs = (torch.tensor(read_json(path)["accuracies"], dtype=torch.float64) for path in paths)
@@ -215,8 +219,7 @@ class Run:
             self.observer.begin(stage, loop.steps, loop.steps)
             self.observer.end(f"done before: best {summary['validation']:.2f} % on validation")
             return summary
-        about = {"images": to_dict(self.images)} if stage in RECIPES else {}
-        return run_loop(loop, make(), self.observer, about)
+        return run_loop(loop, make(), self.observer, {"images": to_dict(self.images)})
 
     def _loop(self, stage: str) -> Loop:
         config = method_config(self.config, stage) if stage in RECIPES else self.config
@@ -262,12 +265,12 @@ class Run:
             _load(learner.relation, load_tensors(path)[0], path)
         return learner.to(self.device)
 
-    def _record(self, method: str, per_task: Tensor, seconds: dict[str, float]) -> dict[str, Any]:
+    def _record(self, method: str, dataset: str, per_task: Tensor, seconds: dict[str, float]) -> dict[str, Any]:
         config, result = self.config, accuracy(per_task)
         return {
             "method": method,
             "protocol": config.protocol,
-            "dataset": config.dataset,
+            "dataset": dataset,
             "backbone": config.backbone,
             "ways": config.ways,
             "shots": config.shots,
@@ -281,9 +284,26 @@ class Run:
         }
 
     def _keep(self, record: dict[str, Any], per_task: Tensor) -> None:
-        others = [other for other in self.results() if other["method"] != record["method"]]
-        write_json(self.folder / record["method"] / "test.json", {"accuracies": per_task.tolist()})
-        write_json(self.folder / "results.json", [*others, record])
+        key = (record["method"], record["dataset"])
+        records = {(other["method"], other["dataset"]): other for other in self.results()}
+        write_json(self._test_file(*key), {"accuracies": per_task.tolist()})
+        write_json(self.folder / "results.json", list((records | {key: record}).values()))
+
+    def _test_file(self, method: str, dataset: str) -> Path:
+        own = dataset == self.config.dataset
+        return self.folder / method / ("test.json" if own else f"test-{Path(dataset).name}.json")
+
+    def _foreign(self, dataset: str) -> ClassSet:
+        """The test classes of another data set, in the run's size, channels and normalisation."""
+        images = self.images
+        classes = open_dataset(dataset, size=images.size, channels=images.channels).classes("test")
+        classes = replace(
+            classes.shown_as(images.channels, images.size),
+            mean=torch.tensor(images.mean),
+            std=torch.tensor(images.std),
+        )
+        classes.check(self.config.ways, self.config.shots, self.config.queries)
+        return classes.to(self.device)
 
 
 def read_config(folder: Path) -> Config:

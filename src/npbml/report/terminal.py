@@ -86,7 +86,7 @@ class _Rate(ProgressColumn):
 
 
 def results_table(
-    records: Sequence[Mapping[str, Any]], paired_difference: Callable[[str, str], Accuracy | None]
+    records: Sequence[Mapping[str, Any]], paired_difference: Callable[[str, str, str], Accuracy | None]
 ) -> Table:
     """Accuracy of every method, and what the first is above the others on the same tasks."""
     first = records[0]
@@ -102,7 +102,9 @@ def results_table(
     table.add_column("tasks", justify="right")
     table.add_column("trained in", justify="right")
     for record in records:
-        difference = None if record is first else paired_difference(first["method"], record["method"])
+        difference = None
+        if record is not first:
+            difference = paired_difference(first["method"], record["method"], record["dataset"])
         trained = sum(time for stage, time in record["seconds"].items() if stage != "test")
         table.add_row(
             record["method"],
