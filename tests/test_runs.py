@@ -1,7 +1,6 @@
 """A run folder: what it keeps, whom it lets in, and which settings each of its stages depends on."""
 
 import json
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,12 +87,9 @@ def test_a_record_has_what_tells_the_result(done: Run) -> None:
 def test_a_test_that_is_repeated_replaces_its_own_record_where_it_was(done: Run, method: str) -> None:
     before = done.results()
     record = done.test(method)
-    after = done.results()
-    assert [r["method"] for r in after] == ["npbml", "maml", "prototypes"]
-    assert record in after
-    for old, new in zip(before, after, strict=True):
-        assert old["accuracy"] == new["accuracy"]
-        assert old == new or old["method"] == method
+    expected = [record if old["method"] == method else old for old in before]
+    assert done.results() == expected
+    assert [old["accuracy"] for old in before] == [new["accuracy"] for new in expected]
 
 
 def test_ticks_count_the_tasks_of_a_test(done: Run) -> None:
@@ -107,21 +103,23 @@ def test_a_paired_difference_is_over_the_tasks_that_both_were_given(done: Run) -
     mine, theirs = (
         np.array(read(done.folder / method / "test.json")["accuracies"]) for method in ("npbml", "maml")
     )
-    found, back = done.paired_difference("npbml", "maml"), done.paired_difference("maml", "npbml")
+    found, back = (
+        done.paired_difference(*pair, done.config.dataset) for pair in (("npbml", "maml"), ("maml", "npbml"))
+    )
     assert found is not None and back is not None
     difference = 100 * (mine - theirs)
     assert found.mean == pytest.approx(difference.mean(), abs=1e-9) and back.mean == -found.mean
     assert found.ci95 == pytest.approx(1.96 * difference.std(ddof=1) / 2, abs=1e-9)
-    itself = done.paired_difference("maml", "maml")
+    itself = done.paired_difference("maml", "maml", done.config.dataset)
     assert itself is not None and itself == (0.0, 0.0)
 
 
 def test_there_is_no_difference_without_a_pair(done: Run) -> None:
-    assert done.paired_difference("npbml", "npbml-quirks") is None
+    assert done.paired_difference("npbml", "npbml-quirks", done.config.dataset) is None
     longer = Run(done.folder, override(done.config, {"test": {"tasks": 6}}))
     longer.test("maml")
     try:
-        assert done.paired_difference("npbml", "maml") is None
+        assert done.paired_difference("npbml", "maml", done.config.dataset) is None
     finally:
         done.test("maml")
 
@@ -148,15 +146,10 @@ def test_what_is_done_is_not_done_again(done: Run) -> None:
     assert contents(done.folder) == before
 
 
-def test_a_learner_is_the_one_that_was_tested(done: Run) -> None:
-    """The accuracies in test.json are those of the learner that the folder gives."""
-    learner = done.learner("maml")
-    with torch.no_grad():
-        next(iter(learner.parameters())).mul_(1.0)
-    before = read(done.folder / "maml" / "test.json")
-    done.test("maml")
-    assert read(done.folder / "maml" / "test.json") == before
-    assert learner.settings.warp.kind == "fixed" and done.learner().settings.warp.kind == "learned"
+def test_a_learner_is_that_of_its_method(done: Run) -> None:
+    assert done.learner("maml").settings.warp.kind == "fixed" and done.learner().settings.warp.kind == "learned"
+    loaded = npbml.load(done.folder, "maml", device="cpu").state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in done.learner("maml").state_dict().items())
 
 
 def test_stages_that_need_others_say_which(config: Config, tmp_path: Path) -> None:
@@ -167,7 +160,7 @@ def test_stages_that_need_others_say_which(config: Config, tmp_path: Path) -> No
     run.pretrain()
     with pytest.raises(RunError, match="relation is not finished: run `npbml relation --run"):
         run.train("npbml")
-    with pytest.raises(RunError, match="train it with `npbml train --run .* --method maml`"):
+    with pytest.raises(RunError, match=r"train it with `npbml train --run .* --method maml`"):
         run.test("maml")
     assert run.results() == []
 
@@ -325,30 +318,10 @@ def test_unknown_methods_and_baselines_are_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def _hold(folder: str, ready: Any, leave: Any) -> None:
-    with Run.open(folder).locked():
-        ready.set()
-        leave.wait(30)
-
-
 def test_a_folder_lets_in_one_at_a_time(config: Config, tmp_path: Path) -> None:
     run = Run.start(tmp_path, config)
     with run.locked(), pytest.raises(RunError, match="Another process is at work in"), Run.open(tmp_path).locked():
         pass
-    with run.locked():
-        pass
-
-
-def test_a_lock_is_let_go_when_its_holder_is_killed(config: Config, tmp_path: Path) -> None:
-    run, fork = Run.start(tmp_path, config), multiprocessing.get_context("fork")
-    ready, leave = fork.Event(), fork.Event()
-    holder = fork.Process(target=_hold, args=(str(tmp_path), ready, leave))
-    holder.start()
-    assert ready.wait(30)
-    with pytest.raises(RunError, match="Another process"), run.locked():
-        pass
-    holder.kill()
-    holder.join()
     with run.locked():
         pass
 

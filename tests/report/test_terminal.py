@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,32 +51,33 @@ def record(method: str, **changes: Any) -> dict[str, Any]:
     return usual | changes
 
 
-def nothing(method: str, other: str) -> None:
+def nothing(method: str, other: str, dataset: str) -> None:
     return None
 
 
 def test_a_results_table_has_every_figure() -> None:
-    asked: list[tuple[str, str]] = []
+    asked: list[tuple[str, str, str]] = []
 
-    def difference(method: str, other: str) -> Accuracy:
-        asked.append((method, other))
+    def difference(method: str, other: str, dataset: str) -> Accuracy:
+        asked.append((method, other, dataset))
         return Accuracy(-12.344, 10.006) if other == "maml" else Accuracy(3.456, 0.1)
 
     names = ["npbml-quirks", "maml", "prototypes"]
     records = [record(name, accuracy=accuracy) for name, accuracy in zip(names, (100, 61.234, 5.5), strict=True)]
     text = shown(results_table(records, difference))
-    assert asked == [("npbml-quirks", "maml"), ("npbml-quirks", "prototypes")]
-    assert "5-way 5-shot tiered-imagenet, resnet12, published protocol, seed 12345" in text
+    assert asked == [("npbml-quirks", other, "tiered-imagenet") for other in names[1:]]
+    title = " ".join(text.split("┏")[0].split())
+    assert title == "5-way 5-shot tiered-imagenet, resnet12, published protocol, seed 12345"
     first, second, third = (next(row for row in text.splitlines() if f" {name} " in row[:20]) for name in names)
-    assert "100.00 ± 0.46 %" in first and "+" not in first
-    assert "61.23 ± 0.46 %" in second and "-12.34 ± 10.01" in second
-    assert "5.50 ± 0.46 %" in third and "+3.46 ± 0.10" in third
+    assert "100.00 ± 0.46 " in first and "+" not in first
+    assert "61.23 ± 0.46 " in second and "-12.34 ± 10.01" in second
+    assert "5.50 ± 0.46 " in third and "+3.46 ± 0.10" in third
     assert all("10000" in row and "3 h 1 min" in row for row in (first, second, third))
 
 
 def test_a_results_table_without_pairs_leaves_their_place_empty() -> None:
     text = shown(results_table([record("npbml"), record("maml")], nothing))
-    assert text.count("61.23 ± 0.46 %") == 2 and "npbml is above by" in text and "None" not in text
+    assert text.count("61.23 ± 0.46 ") == 2 and "npbml is above by" in text and "None" not in text
 
 
 def test_the_best_method_is_bold() -> None:
@@ -124,10 +126,7 @@ def test_a_labels_table_has_every_label_and_its_probability(
     text = shown(labels_table(pictures, classes, np.array([[0.25, 0.75], [0.9004, 0.0996]])))
     first, second = (next(row for row in text.splitlines() if figure in row) for figure in ("0.750", "0.900"))
     assert str(classes[1])[:20] in first and str(classes[0])[:20] in second
-    together = re.sub(r"\s", "", text)
-    for name in (*pictures, *map(str, classes)):
-        letters = {name[0]} if len(name) > 40 else {name}
-        assert all(together.count(letter) >= (len(name) - 4 if len(name) > 40 else 1) for letter in letters)
+    assert not Counter("".join((*pictures, *map(str, classes)))) - Counter(text), "a letter is cut off"
 
 
 @pytest.mark.parametrize(
