@@ -19,8 +19,8 @@ import npbml
 from npbml.config import Config, check_config, override, preset, read_file
 from npbml.data.folder import read_class_folders, read_pictures
 from npbml.engine.device import describe_device
-from npbml.errors import NpbmlError, SettingError
-from npbml.methods import RECIPES, method_config
+from npbml.errors import NpbmlError, RunError, SettingError
+from npbml.methods import RECIPES, flat, method_config, refuse_contradiction
 from npbml.report.terminal import (
     Terminal,
     labels_table,
@@ -65,13 +65,15 @@ def main(arguments: list[str] | None = None) -> None:
         _leave(str(error), 2)
     except NpbmlError as error:
         _leave(str(error), 1)
+    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        _leave(f"{error.filename or 'a file'}: {error.strerror or error}. What was saved before is whole.", 1)
     except Stopped as stop:
         _leave(f"{stop} The same command goes on from there.", 128 + stop.number)
     except _Terminated:
         _leave("stopped. The same command goes on from the last checkpoint.", 128 + signal.SIGTERM)
-    except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except KeyboardInterrupt:
         _leave("stopped. The same command goes on from the last checkpoint.", 128 + signal.SIGINT)
 
@@ -122,15 +124,16 @@ def train(arguments: list[str]) -> None:
 
 
 def test(arguments: list[str]) -> None:
-    """Test a meta-trained method on tasks of unseen classes; of another data set, with --dataset."""
-    asked = _peek(arguments, ("run", "dataset"))
-    folder, other = Path(asked.get("run", "")), asked.get("dataset")
+    """Test a meta-trained method, or prototypes, on unseen classes; of another data set, with --dataset."""
+    asked = _peek(arguments, ("run", "dataset", "method"))
+    other, prototypes = asked.get("dataset"), asked.get("method") == "prototypes"
+    folder = Path(asked.get("run", ""))
     if other and (folder / "config.json").exists() and other != read_config(folder).dataset:
         arguments = _without(arguments, "dataset")
     else:
         other = None
-    with _opened("test", arguments) as (work, terminal):
-        _test(work, terminal, work.config.method, other)
+    with _opened("test", _without(arguments, "method") if prototypes else arguments) as (work, terminal):
+        _test(work, terminal, "prototypes" if prototypes else work.config.method, other)
         _show(work, terminal)
 
 
@@ -206,6 +209,8 @@ def _overview() -> None:
 def _opened(command: str, arguments: list[str]) -> Iterator[tuple[Run, Terminal]]:
     """The run that the arguments ask for, kept from other processes, and the terminal that shows it."""
     config, folder = _configuration(command, arguments)
+    if command in ("train", "test") and not (folder / "config.json").exists():
+        raise RunError(f"There is no run in {folder}: begin it with `npbml pretrain --run {folder}`.")
     terminal = Terminal(console)
     work = Run.start(folder, config, terminal)
     task = f"{config.ways}-way {config.shots}-shot {config.dataset}, {config.backbone}, seed {config.seed}"
@@ -221,28 +226,36 @@ def _configuration(command: str, arguments: list[str]) -> tuple[Config, Path]:
     the protocol's defaults; so the places it may come from are read first.
     """
     asked = _peek(arguments, ("run", "config", "protocol", "dataset", "backbone", "method"))
+    file = read_file(Path(asked["config"])) if asked.get("config") else {}
     if asked.get("run") and (Path(asked["run"]) / "config.json").exists():
         config = read_config(Path(asked["run"]))
     else:
-        file = read_file(Path(asked["config"])) if asked.get("config") else {}
         names = {**file, **asked}
         usual = Config()
         config = preset(*(str(names.get(key, getattr(usual, key))) for key in ("protocol", "dataset", "backbone")))
-    if asked.get("config"):
-        config = override(config, read_file(Path(asked["config"])))
+    config = override(config, file)
     default = Options(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Config)})
     options = tyro.cli(
         Options,
         prog=f"npbml {command}",
         description=COMMANDS[command].__doc__,
         default=default,
-        args=arguments,
+        args=[_spelt(argument) for argument in arguments],
         config=(tyro.conf.FlagConversionOff,),
     )
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(Config)}
     config = Config(**values)
     check_config(config)
+    given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"}
+    asked = {name: value for name, _, value in describe(Config, config) if name in given}
+    refuse_contradiction(config, {**flat(file), **asked})
     return config, Path(options.run) if options.run else Path("runs") / _name(config)
+
+
+def _spelt(argument: str) -> str:
+    """true and false as Python spells them: a file, and the list of settings, spell them in lower case."""
+    option, equals, value = argument.rpartition("=")
+    return f"{option}{equals}{value.capitalize()}" if value in ("true", "false") else argument
 
 
 def _peek(arguments: list[str], names: tuple[str, ...]) -> dict[str, str]:

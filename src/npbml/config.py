@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from npbml.errors import SettingError
 from npbml.learner import LearnerSettings, check_learner
-from npbml.settings import check, describe, from_dict, group, setting
+from npbml.settings import check, describe, from_dict, group, setting, to_dict
 from npbml.stages.settings import PretrainSettings, RelationStageSettings, TestSettings, TrainSettings
 
 Protocol = Literal["published", "quick"]
@@ -114,12 +114,15 @@ def read_file(path: Path) -> dict[str, Any]:
     """The settings of a TOML or JSON file."""
     try:
         text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise SettingError(f"The settings file {path} cannot be read: {error.strerror}.") from None
     except (ValueError, UnicodeDecodeError) as error:
         kind = "JSON" if path.suffix == ".json" else "TOML"
         raise SettingError(f"The settings file {path} is not {kind}: {error}.") from None
+    if not isinstance(data, dict):
+        raise SettingError(f"The settings file {path} must hold a table of settings, not {data!r}.")
+    return data
 
 
 def check_config(config: Config) -> None:
@@ -128,6 +131,8 @@ def check_config(config: Config) -> None:
     check_learner(config)
     if config.dataset in MIRRORED and config.pretrain.augment.flip:
         raise SettingError(f"pretrain.augment.flip mirrors images, which changes the class of {config.dataset}.")
+    if not any(to_dict(config.train.lr).values()):
+        raise SettingError("train.lr leaves nothing to meta-learn: set a rate above 0.")
 
 
 def differences(mine: Config, other: Config) -> list[str]:

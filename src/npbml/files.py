@@ -1,5 +1,6 @@
 """Files that are whole or not there: written aside, synced, then renamed into place."""
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -25,7 +26,8 @@ def write_whole(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(aside, path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink()
         raise RunError(
             f"{path} could not be saved: {error.strerror}. What was saved before is whole; "
             "make room or choose another folder, then give the same command again."

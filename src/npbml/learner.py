@@ -84,7 +84,14 @@ def check_learner(settings: LearnerSettings) -> None:
         raise SettingError(
             f"warp.position={position} does not exist in {settings.backbone}: {' or '.join(allowed)}."
         )
+    for name, widths in (("net.widths", settings.net.widths), ("relation.widths", settings.relation.widths)):
+        if not widths:
+            raise SettingError(f"{name} takes the filters of at least one block.")
     blocks = 4 if settings.backbone == "conv4" else len(settings.net.widths)
+    if settings.net.frozen_blocks > blocks:
+        raise SettingError(
+            f"net.frozen_blocks is {settings.net.frozen_blocks}, but {settings.backbone} has {blocks} blocks."
+        )
     if settings.net.frozen_blocks == blocks and (settings.warp.kind == "learned" or settings.film.enabled):
         raise SettingError(
             f"net.frozen_blocks={settings.net.frozen_blocks} leaves no block to warp or to modulate: set "
@@ -94,6 +101,8 @@ def check_learner(settings: LearnerSettings) -> None:
         (settings.loss.base, settings.loss.inductive, settings.loss.transductive, settings.loss.regulariser)
     ):
         raise SettingError("loss has every term switched off: switch on loss.base or another.")
+    if settings.loss.share and not (settings.loss.inductive and settings.loss.transductive):
+        raise SettingError("loss.share needs both loss.inductive and loss.transductive.")
 
 
 class Prepared(NamedTuple):

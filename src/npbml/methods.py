@@ -1,9 +1,10 @@
 """Every system as a recipe: what it changes in the settings of the full method (the paper's Tables 1 to 4)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from npbml.config import Config, override, preset
+from npbml.config import Config, override
 from npbml.errors import SettingError
 from npbml.settings import describe
 
@@ -37,6 +38,24 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
+def refuse_contradiction(config: Config, asked: Mapping[str, Any]) -> None:
+    """Refuse settings that were asked for, by full name, where the run's method has others."""
+    used = {name: value for name, _, value in describe(Config, method_config(config, config.method))}
+    for name in flat(RECIPES[config.method].settings):
+        if name in asked and asked[name] != used[name]:
+            raise SettingError(
+                f"The method {config.method} sets {name}={used[name]}, but {asked[name]} was asked for."
+            )
+
+
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables of settings as one, by full name."""
+    rows: dict[str, Any] = {}
+    for name, value in tables.items():
+        rows |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return rows
+
+
 def method_config(config: Config, method: str) -> Config:
     """The settings of `method` within a run: the run's own, with the recipe on top.
 
@@ -44,16 +63,6 @@ def method_config(config: Config, method: str) -> Config:
     """
     if method not in RECIPES:
         raise SettingError(f"There is no method {method!r}: choose from {', '.join(RECIPES)}.")
-    recipe = RECIPES[method].settings
-    changed = override(config, {**recipe, "method": method})
-    if config.method == method:
-        _refuse_contradiction(config, changed, method)
-    return changed
-
-
-def _refuse_contradiction(config: Config, changed: Config, method: str) -> None:
-    default = preset(config.protocol, config.dataset, config.backbone)
-    rows = zip(describe(Config, config), describe(Config, changed), describe(Config, default), strict=True)
-    for (name, _, asked), (_, _, used), (_, _, usual) in rows:
-        if asked != used and asked != usual:
-            raise SettingError(f"The method {method} sets {name}={used}, but {asked} was asked for.")
+    changed = override(config, {**RECIPES[method].settings, "method": method})
+    # A network that was pre-trained without a warp unit stays without one.
+    return override(changed, {"warp": {"kind": "none"}}) if config.warp.kind == "none" else changed

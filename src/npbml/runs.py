@@ -47,11 +47,11 @@ from npbml.stages.pretrain import Pretrainer, pretrain_network, prototype_accura
 from npbml.stages.relation import RelationTrainer
 from npbml.stages.settings import PretrainSettings, RelationStageSettings, TrainSettings
 
-# What each stage's outcome depends on. A name ending in a dot stands for the whole group.
+# What each stage's outcome depends on; the relation network's episodes are augmented as in pre-training.
 _COMMON = ("dataset", "seed", "image_size", "backbone", "ways", "init", "net")
 _DEPENDS = {
     "pretrain": (*_COMMON, "warp", "pretrain", "queries"),
-    "relation": (*_COMMON, "shots", "queries", "relation"),
+    "relation": (*_COMMON, "shots", "queries", "relation", "pretrain"),
 }
 
 
@@ -88,16 +88,20 @@ class Run:
                     f"{' and more' if len(changed) > 4 else ''}: choose another folder with --run."
                 )
             return run
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or _taken(folder)):
             raise RunError(f"{folder} is there, but it is not a run folder: choose another with --run.")
-        run.splits  # noqa: B018  the data set is opened, and refused, before anything is written
-        write_json(folder / "environment.json", environment(config, run.device))
+        run.check_sizes()  # the data set is opened, and refused, before anything is written
+        write_json(folder / "environment.json", environment(config, run.device, run.store.checksum))
         write_json(folder / "config.json", to_dict(config))
         return run
 
     @cached_property
     def store(self) -> Store:
-        return open_dataset(self.config.dataset, size=self.config.image_size or 84)
+        store = open_dataset(self.config.dataset, size=self.config.image_size or 84)
+        begun = self.folder / "environment.json"
+        if (self.folder / "config.json").exists() and read_json(begun).get("data") != store.checksum:
+            raise RunError(f"The images of {self.config.dataset} have changed since {self.folder} was begun.")
+        return store
 
     @cached_property
     def splits(self) -> dict[str, ClassSet]:
@@ -106,6 +110,7 @@ class Run:
         for name in ("train", "val", "test"):
             splits[name] = self.store.classes(name).to(self.device)
             splits[name].check(config.ways, config.shots, config.queries)
+        splits["val"].check(config.ways, config.pretrain.validation_shots, config.queries)
         return splits
 
     @cached_property
@@ -117,6 +122,19 @@ class Run:
         train = self.splits["train"]
         _, channels, _, size = train.images.shape
         return ImageSpec(channels, size, tuple(train.mean.tolist()), tuple(train.std.tolist()))
+
+    def check_sizes(self) -> None:
+        """Refuse networks that pool more often than the images can be halved."""
+        config, size = self.config, self.images.size
+        blocks = 4 if config.backbone == "conv4" else len(config.net.widths)
+        if size < 2**blocks:
+            raise SettingError(f"{config.backbone} halves an image {blocks} times: {size} pixels are too few.")
+        halvings = 2 + min(config.relation.pools, len(config.relation.widths))
+        if config.loss.transductive and size < 2**halvings:
+            raise SettingError(
+                f"The relation network halves an image {halvings} times, {size} pixels are too few: lower "
+                "relation.pools."
+            )
 
     def pretrain(self) -> dict[str, Any]:
         """Pre-train the encoder, or go on, or do nothing where that is done."""
@@ -319,7 +337,13 @@ def read_config(folder: Path) -> Config:
         raise RunError(f"{path} is damaged or of another version of npbml: {error}") from None
 
 
-def environment(config: Config, device: torch.device) -> dict[str, Any]:
+def _taken(folder: Path) -> bool:
+    """Whether a folder has more in it than a start that was killed leaves behind."""
+    left = {"environment.json", ".environment.json.part", ".config.json.part"}
+    return any(path.name not in left for path in folder.iterdir())
+
+
+def environment(config: Config, device: torch.device, data: str) -> dict[str, Any]:
     """What the outcome may depend on beside the settings."""
     packages = ("torch", "numpy", "pillow", "matplotlib", "safetensors")
     return {
@@ -330,6 +354,7 @@ def environment(config: Config, device: torch.device) -> dict[str, Any]:
         "device": describe_device(device),
         "cores": os.cpu_count(),
         "seed": config.seed,
+        "data": data,
     }
 
 

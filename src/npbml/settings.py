@@ -5,6 +5,7 @@ They are read once, at the door (command line, file, run folder), into typed dat
 
 import dataclasses
 import difflib
+import math
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -106,6 +107,8 @@ def _check_range(metadata: Mapping[str, Any], value: Any, name: str) -> None:
             (low is None or item >= low) and (high is None or item <= high) and (above is None or item > above)
         ):
             raise SettingError(f"{name} must be{_range(metadata)}, not {item!r}.")
+        if isinstance(item, float) and not math.isfinite(item):
+            raise SettingError(f"{name} must be finite, not {item!r}.")
 
 
 def _range(metadata: Mapping[str, Any]) -> str:

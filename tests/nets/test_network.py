@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from npbml.data.tasks import Task
-from npbml.errors import SettingError
 from npbml.learner import Learner
 from npbml.nets.network import NetworkSettings, build_network
 from npbml.rule.modulate import FiLM
@@ -114,8 +113,3 @@ def test_the_activation_is_the_papers_unless_named(backbone: str, activation: st
     for block in (*network.stem.blocks, *network.tail.blocks):
         y = block.activation(torch.tensor([-1.0, 2.0]))
         torch.testing.assert_close(y, torch.tensor([-slope, 2.0]))
-
-
-def test_more_frozen_blocks_than_there_are_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"net\.frozen_blocks is 3, but resnet12 has 2 blocks"):
-        build_network("resnet12", 2, NetworkSettings(widths=(2, 2)))

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from npbml.errors import SettingError
 from npbml.nets.layers import Activation, ConvUnit, Film, ResidualBlock, Statistics, Warp
 from npbml.settings import setting
 
@@ -118,10 +117,6 @@ def build_network(
 ) -> Network:
     """The backbone with the rule's parts, `film` and `warp`, in its last block (docs/method.md)."""
     widths = (settings.filters,) * 4 if backbone == "conv4" else settings.widths
-    if settings.frozen_blocks > len(widths):
-        raise SettingError(
-            f"net.frozen_blocks is {settings.frozen_blocks}, but {backbone} has {len(widths)} blocks."
-        )
     kind = settings.activation
     if kind == "auto":
         kind = "relu" if backbone == "conv4" else "leaky_relu"

@@ -128,7 +128,7 @@ def item_losses(learner: Learner, true: Tensor, rival: Tensor) -> dict[str, Tens
     loss, base = learner.loss, cross_entropy(logits, labels)
     losses = {"base": base}
     if loss.inductive is not None:
-        losses["support"] = base + _each(loss.inductive, loss.items(logits, labels, base))
+        losses["support"] = _each(loss.inductive, loss.items(logits, labels, base)) + loss.settings.base * base
     if loss.transductive is not None:
         scores = 0.05 + 0.9 * labels
         items = loss.items(logits, scores, cross_entropy(logits, loss.target(scores)))
@@ -155,7 +155,10 @@ def _smooth(points: np.ndarray) -> np.ndarray:
 
 def _journal(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    # A stage that was killed may have left its last line unfinished.
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def _save(figure: Figure, path: Path) -> None:

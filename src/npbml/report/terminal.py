@@ -91,8 +91,10 @@ def results_table(
     """Accuracy of every method, and what the first is above the others on the same tasks."""
     first = records[0]
     table = Table(
-        title=f"{first['ways']}-way {first['shots']}-shot {first['dataset']}, {first['backbone']}, "
-        f"{first['protocol']} protocol, seed {first['seed']}",
+        title=Text(
+            f"{first['ways']}-way {first['shots']}-shot {first['dataset']}, {first['backbone']}, "
+            f"{first['protocol']} protocol, seed {first['seed']}"
+        ),
         title_justify="left",
     )
     best = max(records, key=lambda record: record["accuracy"])
@@ -120,7 +122,8 @@ def results_table(
 def settings_table(rows: Sequence[tuple[str, str, Any]]) -> Table:
     """Every setting: name, default, what it takes."""
     table = Table(box=None, header_style="bold")
-    for name in ("setting", "default", "takes"):
+    table.add_column("setting", no_wrap=True)
+    for name in ("default", "takes"):
         table.add_column(name, overflow="fold")
     for name, takes, default in rows:
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
@@ -141,7 +144,7 @@ def labels_table(names: Sequence[str], classes: Sequence[Any], probabilities: np
     """The label of each picture with its probability."""
     table = Table(box=None, header_style="bold")
     table.add_column("picture", overflow="fold")
-    table.add_column("label")
+    table.add_column("label", overflow="fold")
     table.add_column("probability", justify="right")
     for name, row in zip(names, probabilities, strict=True):
         table.add_row(Text(name), Text(str(classes[row.argmax()])), f"{row.max():.3f}")

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from npbml.errors import SettingError
 from npbml.rule.descend import Parameters
 from npbml.rule.modulate import FiLM
 from npbml.settings import setting
@@ -79,8 +78,6 @@ class LearnedLoss(nn.Module):
         """`ways` classes and `tensors` adapted tensors: the sizes of the networks' inputs."""
         super().__init__()
         self.settings = settings
-        if settings.share and not (settings.inductive and settings.transductive):
-            raise SettingError("loss.share needs both loss.inductive and loss.transductive.")
 
         def network(inputs: int) -> LossNetwork:
             return LossNetwork(inputs, settings.hidden, settings.film, settings.activation)
