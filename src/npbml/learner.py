@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from npbml.data.tasks import Task
 from npbml.errors import DataError, RunError, SettingError
@@ -23,6 +23,7 @@ from npbml.rule.loss import LearnedLoss, LossNetwork, LossSettings, one_hot
 from npbml.rule.modulate import FiLM, FilmSettings
 from npbml.rule.precondition import Warp, WarpSettings
 from npbml.settings import group, setting
+from npbml.threads import each_in_a_thread
 
 GROUPS = ("theta", "omega", "phi", "psi")
 TAIL = "network.tail."  # adapted parameters are named as in `named_parameters()`
@@ -213,7 +214,7 @@ class Learner(nn.Module):
 
     def over_tasks(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` of one task as a function of a batch of tasks."""
-        return _over_tasks(function, self.together)
+        return torch.vmap(function) if self.together else partial(_one_by_one, function)
 
     @torch.no_grad()
     def prepare(
@@ -240,10 +241,11 @@ class Learner(nn.Module):
 
     def prepare_tasks(self, tasks: Task, features: Tensor | None = None, ways: int | None = None) -> Prepared:
         """The frozen work of a batch of tasks, of the learner's own number of ways if none is given."""
-        # Convolutions without gradients fill a CPU by themselves: there vmap would only add copies.
-        together = self.together and tasks.support_images.device.type != "cpu"
+        prepare = partial(self.prepare, ways or self.settings.ways)
         given = (tasks,) if features is None else (tasks, features)
-        return _over_tasks(partial(self.prepare, ways or self.settings.ways), together)(*given)
+        # On a CPU vmap would only add copies to convolutions that need no gradient.
+        on_cpu = tasks.support_images.device.type == "cpu"
+        return _stacked(each_in_a_thread(prepare, _split(given))) if on_cpu else self.over_tasks(prepare)(*given)
 
     def logits(self, prepared: Prepared) -> Tensor:
         """Query logits of one task, from its frozen work."""
@@ -369,14 +371,18 @@ def stack_tasks(tasks: Sequence[Task]) -> Task:
         raise DataError(f"Tasks that run together must have the same size: {error}") from None
 
 
-def _over_tasks(function: Callable[..., Any], together: bool) -> Callable[..., Any]:
-    return torch.vmap(function) if together else partial(_one_by_one, function)
-
-
 def _one_by_one(function: Callable[..., Any], *batched: Any) -> Any:
-    count = len(batched[0]) if isinstance(batched[0], Tensor) else len(batched[0][0])
-    results = [function(*tree_map(lambda x, i=index: x[i], batched)) for index in range(count)]
-    return tree_map(lambda *items: torch.stack(items), *results)
+    return _stacked([function(*task) for task in _split(batched)])
+
+
+def _split(batched: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """A tree of tensors with a leading tasks dimension as one tree for each task."""
+    count = len(tree_leaves(batched)[0])
+    return [tree_map(lambda tensor, i=index: tensor[i], batched) for index in range(count)]
+
+
+def _stacked(results: list[Any]) -> Any:
+    return tree_map(lambda *tensors: torch.stack(tensors), *results)
 
 
 def _prefixes(name: str) -> list[str]:

@@ -61,7 +61,7 @@ class Run:
     def __init__(self, folder: Path, config: Config, observer: Observer | None = None) -> None:
         self.folder, self.config, self.observer = folder, config, observer or Observer()
         self.device = choose_device(config.device)
-        make_reproducible()
+        make_reproducible(self.device)
 
     @classmethod
     def open(cls, folder: Path | str, observer: Observer | None = None) -> "Run":

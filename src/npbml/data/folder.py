@@ -1,12 +1,14 @@
 """The user's own pictures: a folder of class folders becomes a store."""
 
 import hashlib
+import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,6 +21,12 @@ from npbml.randomness import generator
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _REVISION = 1
 _GREY = frozenset(("1", "L", "LA", "La", "I;16", "I;16B", "I;16L"))
+
+
+class Encoded(Protocol):
+    """A picture that is not a file of its own; as a string, where it is."""
+
+    def read(self) -> bytes: ...
 
 
 def folder_store(
@@ -52,28 +60,80 @@ def folder_store(
             return store
     except DataError:
         pass  # missing or damaged: the pictures are still here
+    return _write(folder, path.name, classes, size, channels, provenance, progress)
+
+
+def named_store(
+    name: str,
+    path: Path,
+    size: int,
+    channels: int | None = None,
+    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2),
+    seed: int = 0,
+    root: str | Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    origin: str | None = None,
+) -> Store:
+    """The pictures below `path` as the store `name` in `root`; otherwise as `folder_store`.
+
+    It does not depend on where the pictures lie, and stays what it is until it is made again. `origin` is
+    what they are called in its provenance (the name of the folder if not given).
+    """
+    _check_options(size, channels, fractions)
+    classes = _classes(path, fractions, seed)
+    files = [file for _, _, members in classes for file in members]
+    provenance = {
+        "layout": "class folders",
+        "files": [
+            {"name": origin or path.name, "files": len(files), "bytes": sum(file.stat().st_size for file in files)}
+        ],
+        "fractions": list(fractions),
+        "seed": seed,
+        "revision": _REVISION,
+    }
+    return _write(Path(root or data_root()) / name, name, classes, size, channels, provenance, progress)
+
+
+def _write(
+    folder: Path,
+    name: str,
+    classes: list[tuple[str, Split, list[Path]]],
+    size: int,
+    channels: int | None,
+    provenance: dict[str, object],
+    progress: Callable[[int, int], None] | None,
+) -> Store:
     if channels is None:
-        channels = 1 if all(_mode(file) in _GREY for file in files) else 3
-
-    def pieces(channels: int) -> Iterator[np.ndarray]:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for done, (_, _, members) in enumerate(classes):
-                yield np.stack(list(pool.map(lambda file: _read(file, size, channels), members)))
-                if progress:
-                    progress(done + 1, len(classes))
-
+        grey = all(_mode(file) in _GREY for _, _, members in classes for file in members)
+        channels = 1 if grey else 3
     entries, start = [], 0
-    for name, split, members in classes:
-        entries.append(ClassEntry(name, split, start, len(members)))
+    for label, split, members in classes:
+        entries.append(ClassEntry(label, split, start, len(members)))
         start += len(members)
     return Store.write(
         folder,
-        name=path.name,
-        images=pieces(channels),
+        name=name,
+        images=read_pictures_by_class([members for _, _, members in classes], size, channels, progress),
         shape=(start, channels, size, size),
         classes=entries,
         provenance=provenance,
     )
+
+
+def read_pictures_by_class(
+    classes: Sequence[Sequence[Path | Encoded]],
+    size: int,
+    channels: int,
+    progress: Callable[[int, int], None] | None = None,
+    resample: Image.Resampling = Image.Resampling.BILINEAR,
+) -> Iterator[np.ndarray]:
+    """The pictures of one class after another, uint8 [images, channels, size, size]."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done, members in enumerate(classes):
+            read = pool.map(lambda file: _read(file, size, channels, resample), members)
+            yield np.stack(list(read))
+            if progress:
+                progress(done + 1, len(classes))
 
 
 def read_class_folders(path: Path) -> dict[str, list[Image.Image]]:
@@ -190,25 +250,27 @@ def _mode(file: Path) -> str:
         return image.mode
 
 
-def _opened(file: Path) -> Image.Image:
+def _opened(file: Path | Encoded) -> Image.Image:
     try:
-        return Image.open(file)
+        return Image.open(file if isinstance(file, Path) else io.BytesIO(file.read()))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise _unreadable(file, error) from error
 
 
-def _unreadable(file: Path, error: Exception) -> DataError:
+def _unreadable(file: Path | Encoded, error: Exception) -> DataError:
     return DataError(f"{file} cannot be read as an image ({error}). Replace or remove it.")
 
 
-def _read(file: Path, size: int, channels: int) -> np.ndarray:
+def _read(
+    file: Path | Encoded, size: int, channels: int, resample: Image.Resampling = Image.Resampling.BILINEAR
+) -> np.ndarray:
     """uint8 [channels, size, size]."""
     picture = _picture(file).convert("L" if channels == 1 else "RGB")
-    pixels = np.asarray(picture.resize((size, size), Image.Resampling.BILINEAR))
+    pixels = np.asarray(picture.resize((size, size), resample))
     return pixels.reshape(size, size, channels).transpose(2, 0, 1)
 
 
-def _picture(file: Path) -> Image.Image:
+def _picture(file: Path | Encoded) -> Image.Image:
     """The picture as a person sees it: upright, on white paper, eight bits a channel."""
     with _opened(file) as image:
         try:
@@ -225,7 +287,7 @@ def _picture(file: Path) -> Image.Image:
     return picture
 
 
-def _from_deep(file: Path, picture: Image.Image) -> Image.Image:
+def _from_deep(file: Path | Encoded, picture: Image.Image) -> Image.Image:
     """Sixteen bits a pixel to eight; deeper pixels have no agreed range."""
     if not picture.mode.startswith("I;16"):
         raise DataError(f"{file} has pixels of mode {picture.mode!r}. Save it with 8 or 16 bits a channel.")

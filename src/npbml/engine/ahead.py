@@ -1,8 +1,7 @@
 """The next tasks are made ready while the present ones are learned from."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
@@ -30,14 +29,3 @@ class Ahead(Generic[T]):
         taken = self.next.result()
         self.index, self.next = index + 1, self.thread.submit(self.make, index + 1)
         return taken
-
-
-@contextmanager
-def one_core() -> Iterator[None]:
-    """Leave the other cores to other threads: two that both spread over all of them wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -1,5 +1,7 @@
 """Where a run computes."""
 
+import os
+
 import torch
 
 from npbml.errors import SettingError
@@ -22,10 +24,11 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def make_reproducible() -> None:
+def make_reproducible(device: torch.device) -> None:
     """Have a GPU choose algorithms that give the same bits every time, so that a resumed run ends the same."""
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def describe_device(device: torch.device) -> str:

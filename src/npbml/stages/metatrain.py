@@ -9,7 +9,7 @@ from torch import Tensor
 
 from npbml.config import Config
 from npbml.data.tasks import ClassSet
-from npbml.engine.ahead import Ahead, one_core
+from npbml.engine.ahead import Ahead
 from npbml.engine.evaluate import accuracy, evaluate, learner_answers
 from npbml.engine.metastep import meta_step
 from npbml.engine.source import TaskSource
@@ -17,6 +17,7 @@ from npbml.errors import RunError, SettingError
 from npbml.learner import GROUPS, Learner, Prepared
 from npbml.randomness import generator
 from npbml.stages.pretrain import augmented
+from npbml.threads import one_core
 
 
 class MetaTrainer:

@@ -17,6 +17,7 @@ from npbml.nets.network import Network
 from npbml.randomness import generator
 from npbml.rule.precondition import Warp
 from npbml.stages.settings import PretrainSettings
+from npbml.threads import each_in_a_thread
 
 
 class Pretrainer:
@@ -108,11 +109,10 @@ def prototype_accuracies(
 
     def answer(indices: Tensor) -> tuple[Tensor, Tensor]:
         batch = classes.task(indices, shots)
-        logits = [
-            prototype_logits(network, Task(*task), ways, config.pretrain.prototype_batch)
-            for task in zip(*batch, strict=True)
+        tasks = [
+            (network, Task(*task), ways, config.pretrain.prototype_batch) for task in zip(*batch, strict=True)
         ]
-        return torch.stack(logits), batch.query_labels
+        return torch.stack(each_in_a_thread(prototype_logits, tasks)), batch.query_labels
 
     def draw(count: int, random: torch.Generator) -> Tensor:
         return classes.draw(count, ways, shots, queries, random)
@@ -120,6 +120,7 @@ def prototype_accuracies(
     return evaluate(answer, draw, tasks, config.test.together, config.seed, purpose)
 
 
+@torch.no_grad()
 def prototype_logits(network: Network, task: Task, ways: int, batch: str) -> Tensor:
     """Minus the squared distance of each query embedding to each class mean: [queries, ways]"""
     count = len(task.support_images)
