@@ -72,7 +72,9 @@ def start(place: Path) -> Start:
     """Start `npbml COMMAND --run RUN` on those pictures in another process."""
 
     def begin(command: str, run: Path, *more: str) -> "subprocess.Popen[str]":
-        given = ["--config", str(place / "settings.toml"), "--dataset", str(place / "pictures"), "--run", str(run)]
+        given = ["--config", str(place / "settings.toml"), "--run", str(run)]
+        if "--dataset" not in more:
+            given += ["--dataset", str(place / "pictures")]
         environment = {**os.environ, "NPBML_DATA": str(place / "stores"), "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(
             [sys.executable, "-m", "npbml", command, *given, *more],
@@ -271,3 +273,28 @@ def test_classify_labels_pictures_from_the_command_line(place: Path, whole: Path
     assert len(rows) == 15
     right = sum(row[1].split("-")[0] == row[3] for row in rows)
     assert right >= 8  # five would be chance
+
+
+def test_a_learner_is_tested_on_another_data_set(place: Path, whole: Path, start: Start) -> None:
+    """Grey pictures of another size are shown to it as its own were; its own result stays."""
+    random = np.random.default_rng(1)
+    for number in range(9):
+        folder = place / "others" / ("train", "val", "test")[number // 3] / f"sort {number}"
+        folder.mkdir(parents=True)
+        template = random.integers(0, 200, (24, 24))
+        for copy in range(6):
+            noisy = template + random.integers(0, 55, (24, 24))
+            Image.fromarray(noisy.astype(np.uint8)).save(folder / f"{copy}.png")
+    before = json.loads((whole / "results.json").read_text())
+    out, _ = finish(start("test", whole, "--dataset", str(place / "others")))
+    after = json.loads((whole / "results.json").read_text())
+    foreign = [record for record in after if record["dataset"] == str(place / "others")]
+    assert [record["method"] for record in foreign] == ["npbml"] and foreign[0]["accuracy"] > 50
+    assert [record for record in after if record not in foreign] == before and "others" in out
+
+
+def test_prototypes_are_tested_by_name(whole: Path, start: Start) -> None:
+    before = json.loads((whole / "results.json").read_text())
+    finish(start("test", whole, "--method", "prototypes"))
+    after = json.loads((whole / "results.json").read_text())
+    assert [record["accuracy"] for record in after] == [record["accuracy"] for record in before]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Annotated, Literal, NoReturn, TypeVar
 
 import tyro
 from rich.console import Console
@@ -17,7 +17,12 @@ from rich.table import Table
 
 import npbml
 from npbml.config import Config, check_config, override, preset, read_file
+from npbml.data.check import check as check_store
 from npbml.data.folder import read_class_folders, read_pictures
+from npbml.data.prepare import LAYOUTS, prepare
+from npbml.data.sets import open_dataset, prepared
+from npbml.data.show import contact_sheet
+from npbml.data.store import SPLITS, data_root
 from npbml.engine.device import describe_device
 from npbml.errors import NpbmlError, RunError, SettingError
 from npbml.methods import RECIPES, flat, method_config, refuse_contradiction
@@ -32,6 +37,7 @@ from npbml.runs import Run, read_config
 from npbml.settings import describe, setting
 from npbml.stages.loop import Stopped
 
+T = TypeVar("T")
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
@@ -144,7 +150,7 @@ def settings(arguments: list[str]) -> None:
 
 def methods(arguments: list[str]) -> None:
     """List the methods that can be trained."""
-    tyro.cli(_Nothing, prog="npbml methods", description=methods.__doc__, args=arguments)
+    _parse(_Nothing, "methods", methods, arguments)
     console.print(methods_table({name: recipe.summary for name, recipe in RECIPES.items()}))
 
 
@@ -166,7 +172,7 @@ class ClassifyOptions:
 
 def classify(arguments: list[str]) -> None:
     """Label your own pictures with a meta-trained learner and a few labelled examples."""
-    options = tyro.cli(ClassifyOptions, prog="npbml classify", description=classify.__doc__, args=arguments)
+    options = _parse(ClassifyOptions, "classify", classify, arguments)
     labelled, unlabelled = read_class_folders(Path(options.support)), read_pictures(Path(options.query))
     learner = npbml.load(options.run, options.method, options.device)
     pictures = [picture for members in labelled.values() for picture in members]
@@ -177,8 +183,109 @@ def classify(arguments: list[str]) -> None:
 
 
 @dataclass(frozen=True)
+class PrepareOptions:
+    """What to make a data set of."""
+
+    name: Annotated[str, tyro.conf.Positional]
+    """mini-imagenet, tiered-imagenet, cifar-fs, fc100 or omniglot; or a name for your own pictures."""
+    source: str
+    """The file or folder that you have downloaded; for your own pictures, a folder of class folders."""
+    size: int | None = None
+    """Side of the images; the benchmark's own, or 84, if not given."""
+    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)
+    """For class folders without train/, val/ and test/: how many of the classes go to each."""
+    seed: int = 0
+    """... and the seed by which they are dealt."""
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """Which data set."""
+
+    name: Annotated[str, tyro.conf.Positional]
+    """A data set that is prepared, or glyphs."""
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """Which pictures, and where to."""
+
+    name: Annotated[str, tyro.conf.Positional]
+    """A data set that is prepared, or glyphs."""
+    split: Literal["train", "val", "test"] = "test"
+    """Which classes."""
+    classes: int = 10
+    """How many of them, one in a row."""
+    images: int = 12
+    """How many images of each."""
+    seed: int = 0
+    """Which ones."""
+    out: str | None = None
+    """The PNG file; NAME-SPLIT.png in this folder if not given."""
+
+
+def data(arguments: list[str]) -> None:
+    """Prepare, check and show data sets: npbml data prepare | check | show | list."""
+    actions = {"prepare": data_prepare, "check": data_check, "show": data_show, "list": data_list}
+    if not arguments or arguments[0] in ("-h", "--help"):
+        _table_of({f"data {name}": action for name, action in actions.items()})
+    elif arguments[0] not in actions:
+        raise SettingError(f"There is no `npbml data {arguments[0]}`: choose from {', '.join(actions)}.")
+    else:
+        actions[arguments[0]](arguments[1:])
+
+
+def data_prepare(arguments: list[str]) -> None:
+    """Make a data set of what you have downloaded, or of a folder of your own pictures."""
+    options = _parse(PrepareOptions, "data prepare", data_prepare, arguments)
+    terminal = Terminal(console)
+    with terminal, terminal.counting("classes", 1) as tick:
+        store = prepare(
+            options.name,
+            Path(options.source),
+            size=options.size,
+            fractions=options.fractions,
+            seed=options.seed,
+            progress=tick.reached,
+        )
+    counts = ", ".join(f"{sum(entry.split == split for entry in store.entries)} {split}" for split in SPLITS)
+    console.print(f"{store.folder}: {len(store.images)} images of {counts} classes", markup=False, soft_wrap=True)
+
+
+def data_check(arguments: list[str]) -> None:
+    """Verify a data set: its bytes, its classes and counts against the published ones, and duplicates."""
+    options = _parse(CheckOptions, "data check", data_check, arguments)
+    report = check_store(open_dataset(options.name))
+    for line in report.lines:
+        console.print(line, markup=False, soft_wrap=True)
+    if not report.ok:
+        sys.exit(1)
+
+
+def data_show(arguments: list[str]) -> None:
+    """Draw a contact sheet of a data set."""
+    options = _parse(ShowOptions, "data show", data_show, arguments)
+    sheet = contact_sheet(open_dataset(options.name), options.split, options.classes, options.images, options.seed)
+    path = Path(options.out or f"{Path(options.name).name}-{options.split}.png")
+    sheet.save(path)
+    console.print(str(path), markup=False, soft_wrap=True)
+
+
+def data_list(arguments: list[str]) -> None:
+    """List the data sets that are there, and what the benchmarks are made of."""
+    _parse(_Nothing, "data list", data_list, arguments)
+    console.print(f"in {data_root()}: {', '.join(['glyphs', *prepared()])}", markup=False, soft_wrap=True)
+    for name, layouts in LAYOUTS.items():
+        console.print(f"{name}: {layouts}", markup=False)
+
+
+@dataclass(frozen=True)
 class _Nothing:
     pass
+
+
+def _parse(kind: type[T], command: str, function: Callable[[list[str]], None], arguments: list[str]) -> T:
+    return tyro.cli(kind, prog=f"npbml {command}", description=function.__doc__, args=arguments)
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
@@ -188,21 +295,26 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "test": test,
     "classify": classify,
+    "data": data,
     "methods": methods,
     "settings": settings,
 }
 
 
 def _overview() -> None:
-    table = Table.grid(padding=(0, 2))
-    for name, command in COMMANDS.items():
-        table.add_row(f"  {name}", (command.__doc__ or "").strip())
     console.print("npbml learns how to learn from a few examples.\n\nusage: npbml COMMAND [OPTIONS]\n")
-    console.print(table)
+    _table_of(COMMANDS)
     console.print(
         "\n`npbml COMMAND --help` lists a command's options. `npbml run` alone is a whole run on the embedded "
         "data, of some minutes. A stopped command, given again, goes on where it was stopped."
     )
+
+
+def _table_of(commands: dict[str, Callable[[list[str]], None]]) -> None:
+    table = Table.grid(padding=(0, 2))
+    for name, command in commands.items():
+        table.add_row(f"  {name}", (command.__doc__ or "").strip())
+    console.print(table)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class Config(LearnerSettings):
     seed: int = setting(0, low=0)
     """Fixes every random draw of the run."""
     image_size: int | None = setting(None, low=16)
-    """Side of the images of a folder of pictures; 84 by default. Other data sets have their own."""
+    """Side to which the images are resized; the data set's own if not given, 84 for a folder of pictures."""
     device: str = setting("auto")
     """auto (a GPU where there is one), cpu, cuda, or cuda:N."""
     checkpoint_seconds: float = setting(20.0, low=0)

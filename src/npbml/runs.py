@@ -108,7 +108,10 @@ class Run:
         """train, val and test, on the device, each with enough classes and images for the run's tasks."""
         config, splits = self.config, {}
         for name in ("train", "val", "test"):
-            splits[name] = self.store.classes(name).to(self.device)
+            classes = self.store.classes(name)
+            if config.image_size:
+                classes = classes.shown_as(self.store.channels, config.image_size)
+            splits[name] = classes.to(self.device)
             splits[name].check(config.ways, config.shots, config.queries)
         splits["val"].check(config.ways, config.pretrain.validation_shots, config.queries)
         return splits

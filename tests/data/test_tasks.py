@@ -1,5 +1,7 @@
 """Law C32: support and query disjoint, class counts exact, labels uniform over permutations."""
 
+import dataclasses
+import functools
 import math
 
 import pytest
@@ -133,3 +135,37 @@ def test_too_few_classes_or_images_are_named() -> None:
         classes.sample(1, 2, 2, 5, generator(0))
     with pytest.raises(DataError, match=r"4 ways.*only 3 classes"):
         classes.sample(1, 4, 1, 1, generator(0))
+
+
+@pytest.mark.parametrize(("classes", "ways", "tasks"), [(12, 3, 4), (13, 5, 3), (5, 5, 2)])
+def test_balanced_coverage_brings_every_class_up_equally_often(classes: int, ways: int, tasks: int) -> None:
+    """Over whole rounds counts differ by no more than the classes that sat a round out; steps join seamlessly."""
+    one, rounds = class_set([4] * classes), classes // ways
+    random = functools.partial(generator, 0, "cover")
+    steps = [one.cover(step * tasks, tasks, ways, random) for step in range(6 * rounds)]
+    dealt = torch.cat(steps)
+    assert torch.equal(dealt, one.cover(0, len(dealt), ways, random))
+    assert all(len(set(task.tolist())) == ways for task in dealt)
+    for turn in dealt[: len(dealt) // rounds * rounds].split(rounds):
+        assert turn.flatten().bincount(minlength=classes).max() == 1
+    indices = one.draw(tasks, ways, 1, 2, generator(1), steps[0])
+    assert torch.equal(indices // 4, steps[0][..., None].expand(-1, -1, 3))
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, 6), (3, 6), (1, 3), (3, 9)])
+def test_classes_are_shown_as_another_learner_expects(channels: int, size: int) -> None:
+    """A flat picture stays flat, a grey one keeps its level, and only size and channels change."""
+    one = class_set([4, 4])
+    flat = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 3, 6, 6) * 30
+    shown = dataclasses.replace(one, images=flat).shown_as(channels, size)
+    assert shown.images.shape == (8, channels, size, size) and shown.images.dtype == torch.uint8
+    assert torch.equal(shown.images, flat[:, :1, :1, :1].expand(8, channels, size, size))
+    assert torch.equal(shown.starts, one.starts) and shown.names == one.names
+
+
+def test_colours_become_grey_by_their_luma() -> None:
+    one = class_set([4, 4])
+    colours = torch.tensor([[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]] * 2, dtype=torch.uint8)
+    images = colours[:, :, None, None].expand(8, 3, 5, 5)
+    shown = dataclasses.replace(one, images=images).shown_as(1, 5)
+    assert shown.images[:4, 0, 0, 0].tolist() == [76, 150, 29, 255]

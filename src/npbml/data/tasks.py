@@ -70,19 +70,43 @@ class ClassSet:
         """A batch of `tasks` tasks; images are float32, normalised, or as `look` shows them (see `task`)."""
         return self.task(self.draw(tasks, ways, shots, queries, generator), shots, look)
 
-    def draw(self, tasks: int, ways: int, shots: int, queries: int, generator: torch.Generator) -> Tensor:
+    def draw(
+        self,
+        tasks: int,
+        ways: int,
+        shots: int,
+        queries: int,
+        generator: torch.Generator,
+        chosen: Tensor | None = None,
+    ) -> Tensor:
         """Which images make up each task: indices [tasks, ways, shots + queries] into `images`, on the CPU.
 
         In each row the first `shots` are the support. Classes and images are drawn uniformly, without
-        replacement, as the places of the largest of as many random numbers.
+        replacement, as the places of the largest of as many random numbers; `chosen` [tasks, ways] names the
+        classes instead (see `cover`).
         """
         self.check(ways, shots, queries, tasks)
-        drawn = _random(tasks, len(self), generator=generator).topk(ways).indices
+        drawn = _random(tasks, len(self), generator=generator).topk(ways).indices if chosen is None else chosen
         starts, counts = self.starts[drawn][..., None], self.counts[drawn][..., None]
         most = int(self.counts.max())
         keys = _random(tasks, ways, most, generator=generator)
         keys = keys.masked_fill(torch.arange(most) >= counts, -1)
         return starts + keys.topk(shots + queries).indices
+
+    def cover(self, first: int, tasks: int, ways: int, random: Callable[[int], torch.Generator]) -> Tensor:
+        """The classes [tasks, ways] of the tasks number `first` to `first + tasks` of an endless row in which
+        every class comes up equally often.
+
+        Round after round all classes are shuffled, by `random(round)`, and dealt to tasks; the few that are left
+        over sit that round out.
+        """
+        rounds = len(self) // ways
+        numbers = range(first, first + tasks)
+        dealt = {
+            turn: torch.randperm(len(self), generator=random(turn))[: rounds * ways].view(rounds, ways)
+            for turn in {number // rounds for number in numbers}
+        }
+        return torch.stack([dealt[number // rounds][number % rounds] for number in numbers])
 
     def task(self, indices: Tensor, shots: int, look: Callable[[Tensor], Tensor] | None = None) -> Task:
         """The batch of tasks whose images are `indices` [tasks, ways, shots + queries].

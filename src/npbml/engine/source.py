@@ -22,9 +22,10 @@ class TaskSource:
         self.learner, self.classes, self.shots, self.queries = learner, classes, shots, queries
         self.features = self._features() if learner.settings.net.stem_norm == "running" else None
 
-    def draw(self, tasks: int, generator: torch.Generator) -> Tensor:
-        """Indices of the images of `tasks` tasks: [tasks, ways, shots + queries]"""
-        return self.classes.draw(tasks, self.learner.settings.ways, self.shots, self.queries, generator)
+    def draw(self, tasks: int, generator: torch.Generator, chosen: Tensor | None = None) -> Tensor:
+        """Images of `tasks` tasks, [tasks, ways, shots + queries]; of `chosen` classes, if given."""
+        ways = self.learner.settings.ways
+        return self.classes.draw(tasks, ways, self.shots, self.queries, generator, chosen)
 
     def prepare(self, indices: Tensor, look: Callable[[Tensor], Tensor] | None = None) -> tuple[Prepared, Tensor]:
         """The frozen work of the tasks with these images, and their query labels [tasks, queries].

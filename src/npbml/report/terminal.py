@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -65,15 +65,28 @@ class Terminal(Observer):
             self._update()
 
     @contextmanager
-    def counting(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+    def counting(self, what: str, total: int) -> Iterator["Counter"]:
         """A bar that is advanced by what the block calls."""
-        bar = self.progress.add_task(what, total=total, figures="", start_at=0)
-        yield lambda count: self.progress.advance(bar, count)
-        self.progress.update(bar, completed=total)
+        counter = Counter(self.progress, self.progress.add_task(what, total=total, figures="", start_at=0))
+        yield counter
+        self.progress.update(counter.bar, completed=self.progress.tasks[counter.bar].total)
 
     def _update(self, **changes: Any) -> None:
         figures = "  ".join(text for text in (self.loss, self.validation) if text)
         self.progress.update(self.bar, figures=figures, **changes)
+
+
+class Counter:
+    """Moves one bar: called with how many more are done, or told how many of how many have been reached."""
+
+    def __init__(self, progress: Progress, bar: TaskID) -> None:
+        self.progress, self.bar = progress, bar
+
+    def __call__(self, count: int) -> None:
+        self.progress.advance(self.bar, count)
+
+    def reached(self, done: int, total: int) -> None:
+        self.progress.update(self.bar, completed=done, total=total)
 
 
 class _Rate(ProgressColumn):

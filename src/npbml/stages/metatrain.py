@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -65,7 +66,12 @@ class MetaTrainer:
         return self.module.state_dict()
 
     def _prepare(self, index: int) -> tuple[Prepared, Tensor]:
-        indices = self.train.draw(self.config.meta_batch, generator(self.config.seed, "train", index))
+        config, classes, tasks = self.config, self.train.classes, self.config.meta_batch
+        chosen = None
+        if config.train.coverage == "balanced":
+            rounds = partial(generator, config.seed, "cover")
+            chosen = classes.cover(index * tasks, tasks, config.ways, rounds)
+        indices = self.train.draw(tasks, generator(config.seed, "train", index), chosen)
         return self.train.prepare(indices, self._look(index))
 
     def _look(self, index: int) -> Callable[[Tensor], Tensor] | None:

@@ -94,6 +94,8 @@ class TrainSettings:
     """Meta-validation tasks in a validation."""
     augment: bool = setting(False)
     """Augment the tasks as in pre-training (item 34)."""
+    coverage: Literal["random", "balanced"] = setting("random")
+    """Classes of the tasks: drawn anew for each task, or dealt so that all come up equally often."""
     ahead: bool = setting(False)
     """On a CPU: make the next tasks ready on a second core, while one core takes the meta-step."""
 
