@@ -228,7 +228,8 @@ def data(arguments: list[str]) -> None:
     """Prepare, check and show data sets: npbml data prepare | check | show | list."""
     actions = {"prepare": data_prepare, "check": data_check, "show": data_show, "list": data_list}
     if not arguments or arguments[0] in ("-h", "--help"):
-        _table_of({f"data {name}": action for name, action in actions.items()})
+        console.print(f"{data.__doc__}\n")
+        _table_of({f"npbml data {name}": action for name, action in actions.items()})
     elif arguments[0] not in actions:
         raise SettingError(f"There is no `npbml data {arguments[0]}`: choose from {', '.join(actions)}.")
     else:

@@ -170,8 +170,8 @@ def test_a_step_is_on_four_tasks_of_one_shot_or_two_of_five(
     trainer = trainer_of("maml", meta_batch=None, also={"shots": shots, "queries": 1})
     seen, draw = [], trainer.train.draw
 
-    def watched(count: int, random: torch.Generator) -> Tensor:
-        seen.append(draw(count, random))
+    def watched(count: int, random: torch.Generator, chosen: Tensor | None) -> Tensor:
+        seen.append(draw(count, random, chosen))
         return seen[-1]
 
     monkeypatch.setattr(trainer.train, "draw", watched)
@@ -298,3 +298,15 @@ def test_a_rate_that_is_far_too_high_is_told_and_the_best_state_is_kept(tmp_path
     tensors, about = load_tensors(tmp_path / "checkpoint.safetensors")
     assert about["best_step"] == 0 and about["best_accuracy"] >= 0
     assert all(torch.equal(tensors[f"best.{name}"], tensor) for name, tensor in start.items())
+
+
+def test_balanced_coverage_deals_every_class_before_any_comes_again() -> None:
+    trainer = trainer_of("maml", meta_batch=1, coverage="balanced")
+    rounds = len(trainer.train.classes) // 3
+    seen = []
+    draw = trainer.train.draw
+    for index in range(rounds):
+        trainer.train.draw = lambda *given: seen.append(given[2]) or draw(*given)  # type: ignore[method-assign]
+        trainer.step(index)
+    dealt = torch.cat(seen).flatten().tolist()
+    assert len(dealt) == len(set(dealt)) == rounds * 3
