@@ -1,6 +1,7 @@
 """Few-shot tasks as index gathers from one uint8 tensor of images."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -33,8 +34,8 @@ class ClassSet:
     """The classes of one split.
 
     images uint8 [images, channels, height, width] on any device, those of class c at starts[c] to
-    starts[c] + counts[c]; mean and std [channels] of pixels in 0..1. What is drawn, is drawn on the CPU, so
-    that a generator gives the same tasks on every device; only pixels are gathered where the images are.
+    starts[c] + counts[c]; mean and std [channels] of pixels in 0..1. Tasks are drawn and gathered where the
+    images are, and a generator gives the same ones on every device.
     """
 
     images: Tensor
@@ -79,18 +80,20 @@ class ClassSet:
         generator: torch.Generator,
         chosen: Tensor | None = None,
     ) -> Tensor:
-        """Which images make up each task: indices [tasks, ways, shots + queries] into `images`, on the CPU.
+        """Which images make up each task: indices [tasks, ways, shots + queries] into `images`, where those are.
 
         In each row the first `shots` are the support. Classes and images are drawn uniformly, without
         replacement, as the places of the largest of as many random numbers; `chosen` [tasks, ways] names the
         classes instead (see `cover`).
         """
         self.check(ways, shots, queries, tasks)
-        drawn = _random(tasks, len(self), generator=generator).topk(ways).indices if chosen is None else chosen
-        starts, counts = self.starts[drawn][..., None], self.counts[drawn][..., None]
-        most = int(self.counts.max())
-        keys = _random(tasks, ways, most, generator=generator)
-        keys = keys.masked_fill(torch.arange(most) >= counts, -1)
+        device, most = self.images.device, int(self.counts.max())
+        if chosen is None:
+            chosen = _keys(tasks, len(self), generator=generator, device=device).topk(ways).indices
+        drawn = chosen.to(device)
+        starts, counts = (table.to(device)[drawn][..., None] for table in (self.starts, self.counts))
+        keys = _keys(tasks, ways, most, generator=generator, device=device)
+        keys = keys.masked_fill(torch.arange(most, device=device) >= counts, -1)
         return starts + keys.topk(shots + queries).indices
 
     def cover(self, first: int, tasks: int, ways: int, random: Callable[[int], torch.Generator]) -> Tensor:
@@ -173,6 +176,24 @@ def _shown_as(images: Tensor, channels: int, size: int) -> Tensor:
     return pictures.round().clamp(0, 255).to(torch.uint8)
 
 
-def _random(*shape: int, generator: torch.Generator) -> Tensor:
-    # In double precision, where two equal numbers, whose order would be arbitrary, do not occur in practice.
-    return torch.rand(shape, generator=generator, dtype=torch.float64)
+def _keys(*shape: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Random whole numbers, int64 [*shape], none negative; two that are equal do not occur in practice.
+
+    A counter, scattered by the steps of splitmix64 from a start that the generator gives: whole numbers are
+    computed alike everywhere, so that every device draws the same, and at its own speed.
+    """
+    start = torch.randint(-(2**62), 2**62, (), generator=generator).item()
+    z = torch.arange(1, math.prod(shape) + 1, device=device) * _signed(0x9E3779B97F4A7C15) + start
+    z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
+    return _shift(z ^ _shift(z, 31), 1).view(shape)
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """To the right, with zeros coming in, which int64 does not do by itself."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(word: int) -> int:
+    """64 bits as int64 has them."""
+    return word - (1 << 64) if word >> 63 else word
