@@ -13,7 +13,6 @@ from npbml.data.tasks import ClassSet
 from npbml.errors import DataError
 from npbml.randomness import generator
 
-
 PINNED = [[[21, 18, 19], [29, 25, 28], [34, 38, 39]], [[5, 7, 3], [26, 30, 27], [37, 35, 33]]]
 
 
