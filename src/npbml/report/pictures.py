@@ -72,7 +72,7 @@ def draw_tasks(classes: ClassSet, ways: int, shots: int, seed: int, tasks: int =
     """Sample tasks: a row for each class, its support images and some of its queries."""
     queries = min(8, int(classes.counts.min()) - shots)
     shown = min(shots, 5)
-    drawn = classes.draw(tasks, ways, shots, queries, generator(seed, "picture"))
+    drawn = classes.draw(tasks, ways, shots, queries, generator(seed, "picture")).cpu()
     images = classes.images.cpu()
     figure, axes = plt.subplots(1, tasks, figsize=(1.2 + 0.36 * (shown + queries + 1) * tasks, 0.42 * ways + 0.7))
     for number, (axis, task) in enumerate(zip(np.atleast_1d(axes), drawn, strict=True)):
