@@ -84,6 +84,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
             "validation_tasks": 100,
             "ahead": True,
         },
+        "test": {"tasks": 1000},
     },
 }
 
