@@ -16,7 +16,7 @@ from npbml.nets.layers import Norm
 from npbml.randomness import generator
 from npbml.rule.loss import LossNetwork
 from npbml.rule.modulate import FiLM
-from npbml.rule.precondition import Warp
+from npbml.rule.warp import Warp
 from npbml.settings import from_dict
 
 MakeLearner = Callable[..., Learner]

@@ -21,7 +21,7 @@ from npbml.rule.descend import InnerSettings, Parameters, descend
 from npbml.rule.head import Head, HeadSettings
 from npbml.rule.loss import LearnedLoss, LossNetwork, LossSettings, one_hot
 from npbml.rule.modulate import FiLM, FilmSettings
-from npbml.rule.precondition import Warp, WarpSettings
+from npbml.rule.warp import Warp, WarpSettings
 from npbml.settings import group, setting
 from npbml.threads import each_in_a_thread
 

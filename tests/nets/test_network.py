@@ -11,7 +11,7 @@ from npbml.data.tasks import Task
 from npbml.learner import Learner
 from npbml.nets.network import NetworkSettings, build_network
 from npbml.rule.modulate import FiLM
-from npbml.rule.precondition import Warp
+from npbml.rule.warp import Warp
 
 
 @pytest.mark.parametrize(

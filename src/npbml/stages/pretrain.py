@@ -15,7 +15,7 @@ from npbml.learner import encoder
 from npbml.nets.layers import Norm, freeze, initialise, set_norm
 from npbml.nets.network import Network
 from npbml.randomness import generator
-from npbml.rule.precondition import Warp
+from npbml.rule.warp import Warp
 from npbml.stages.settings import PretrainSettings
 from npbml.threads import each_in_a_thread
 

@@ -12,7 +12,7 @@ from npbml.learner import Learner
 from npbml.nets.layers import set_norm
 from npbml.randomness import generator
 from npbml.rule.descend import InnerSettings, descend
-from npbml.rule.precondition import Warp
+from npbml.rule.warp import Warp
 
 RATE = 0.1
 STEP = InnerSettings(1, RATE, 0.0, False, 0.0)
