@@ -16,7 +16,7 @@ from npbml.nets.network import WARP_POSITIONS
 from npbml.runs import read_config
 from npbml.settings import describe, to_dict
 
-BACKBONES = tuple(WARP_POSITIONS)
+BACKBONES = tuple(name for name in WARP_POSITIONS if name != "mlp")
 
 
 def flat(config: Config) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def test_published_is_the_papers_protocol() -> None:
         "inner.momentum": 0.9,
         "inner.nesterov": True,
         "inner.weight_decay": 5e-4,
-        "inner.order": 2,
+        "outer.order": 2,
         "pretrain.steps": 200_000,
         "pretrain.batch": 128,
         "pretrain.lr": 0.01,
@@ -92,12 +92,12 @@ def test_a_plain_run_is_the_quick_protocol_on_glyphs() -> None:
 
 
 def test_an_unknown_protocol_is_refused() -> None:
-    with pytest.raises(SettingError, match="protocol takes one of published, quick, not 'slow'"):
+    with pytest.raises(SettingError, match="protocol takes one of published, quick, common, not 'slow'"):
         preset("slow")
 
 
 def test_an_unknown_backbone_is_refused() -> None:
-    with pytest.raises(SettingError, match="backbone takes one of conv4, resnet12, not 'vgg'"):
+    with pytest.raises(SettingError, match="backbone takes one of conv4, resnet12, wrn28-10, mlp, not 'vgg'"):
         preset("quick", "glyphs", "vgg")
 
 

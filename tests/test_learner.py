@@ -332,7 +332,7 @@ def test_c29_only_batch_statistics_make_the_stem_see_the_batch(
         {"backbone": "resnet12"},
         {"film": {"conditioning": "batch", "refresh": "task"}},
         {"loss": {"target": "soft", "statistics": "reference"}, "head": {"kind": "linear"}},
-        {"inner": {"order": 1}},
+        {"outer": {"first_order_epochs": 100}},
     ],
 )
 def test_c30_tasks_together_are_tasks_one_by_one(
@@ -468,7 +468,10 @@ def test_a_switch_changes_the_prediction(
 
 @pytest.mark.parametrize(
     ("changes", "letters"),
-    [({"inner": {"order": 1}}, {"theta", "omega", "phi", "psi"}), ({"head": {"copy": "value"}}, {"theta"})],
+    [
+        ({"outer": {"first_order_epochs": 100}}, {"theta", "omega", "phi", "psi"}),
+        ({"head": {"copy": "value"}}, {"theta"}),
+    ],
 )
 def test_a_switch_changes_the_meta_gradient_alone(
     make_learner: MakeLearner,
@@ -505,7 +508,10 @@ def test_a_switch_changes_the_meta_gradient_alone(
         ({"loss": {"base": False, **MAML_LOSS}}, ("loss.base",)),
         ({"loss": {"share": True, "inductive": False}}, ("loss.share", "loss.inductive")),
         ({"loss": {"share": True, "transductive": False}}, ("loss.share", "loss.transductive")),
-        ({"backbone": "resnet12", "net": {"widths": [3, 3]}}, ("net.frozen_blocks", "2 blocks")),
+        (
+            {"backbone": "resnet12", "net": {"widths": [3, 3], "frozen_blocks": 3}},
+            ("net.frozen_blocks", "2 blocks"),
+        ),
     ],
 )
 def test_impossible_combinations_are_refused_by_name(

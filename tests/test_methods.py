@@ -1,24 +1,41 @@
 """A method is the run's settings with a recipe on top, and nothing else."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from npbml.config import Config, override, preset
+import npbml
+from npbml.config import (
+    Config,
+    check_method,
+    flat,
+    method_config,
+    override,
+    preset,
+    read_recipe,
+    refuse_contradiction,
+)
 from npbml.data.tasks import Task
 from npbml.errors import SettingError
-from npbml.learner import ImageSpec, Learner
-from npbml.methods import RECIPES, method_config, refuse_contradiction
+from npbml.learner import ImageSpec, Learner, LearnerSettings
+from npbml.methods import BUILT_IN, RECIPES, Cell, Recipe, compose, merged, register
 from npbml.settings import describe
 
 SMALL: dict[str, Any] = {
     "ways": 3,
     "net": {"filters": 3, "widths": [2, 2, 2, 3]},
-    "loss": {"hidden": 4},
+    "loss": {"hidden": 8},
     "relation": {"widths": [2], "pools": 1},
+    "precondition": {"context": 4, "mixture": 2},
 }
 IMAGES = ImageSpec(1, 16, (0.5,), (0.25,))
+OF_MAML = ["maml", "fomaml", "anil", "boil", "metasgd", "tnet", "mtnet", "maml++", "sca", "meta-curvature"]
+SYSTEMS = [*OF_MAML, "warpgrad", "modgrad", "metal", "alfa", "gap", "gap-approx", "unicorn-maml", "npbml"]
+ABLATIONS = [f"npbml-{number}" for number in range(1, 11)]
 
 
 def changed(config: Config, other: Config) -> dict[str, Any]:
@@ -27,11 +44,14 @@ def changed(config: Config, other: Config) -> dict[str, Any]:
     return {name: theirs for (name, _, mine), (_, _, theirs) in rows if mine != theirs}
 
 
-def flat(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    rows: dict[str, Any] = {}
-    for name, value in tables.items():
-        rows |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return rows
+def batch() -> Task:
+    images: list[Tensor] = [torch.randn(2, count, 1, 16, 16) for count in (3, 6)]
+    labels = [torch.arange(3).repeat_interleave(count).repeat(2, 1) for count in (1, 2)]
+    return Task(images[0], labels[0], images[1], labels[1])
+
+
+def test_every_system_of_the_paper_is_there() -> None:
+    assert {*SYSTEMS, *ABLATIONS, "npbml-quirks"} == set(RECIPES) == BUILT_IN
 
 
 def test_maml_switches_off_the_learned_rule_and_nothing_else() -> None:
@@ -40,6 +60,7 @@ def test_maml_switches_off_the_learned_rule_and_nothing_else() -> None:
         "method": "maml",
         "warp.kind": "fixed",
         "film.enabled": False,
+        "loss.film": False,
         "loss.inductive": False,
         "loss.transductive": False,
         "loss.regulariser": False,
@@ -49,31 +70,128 @@ def test_maml_switches_off_the_learned_rule_and_nothing_else() -> None:
 @pytest.mark.parametrize("method", RECIPES)
 @pytest.mark.parametrize("protocol", ["published", "quick"])
 def test_a_method_is_the_runs_settings_with_its_recipe(method: str, protocol: str) -> None:
-    config = override(preset(protocol, "fc100", "resnet12"), {"shots": 5, "seed": 3, "method": "maml"})
-    expected = flat(RECIPES[method].settings) | ({} if method == "maml" else {"method": method})
-    assert changed(config, method_config(config, method)) == expected
+    config = override(preset(protocol, "fc100", "resnet12"), {"shots": 5, "seed": 3, "method": "mine"})
+    got = changed(config, method_config(config, method))
+    asked = {name: tuple(v) if isinstance(v, list) else v for name, v in flat(RECIPES[method].rule).items()}
+    usual = {name: value for name, _, value in describe(Config, config)}
+    assert got == {name: value for name, value in asked.items() if value != usual[name]} | {"method": method}
     assert method_config(method_config(config, method), method) == method_config(config, method)
 
 
-def test_npbml_is_the_full_method() -> None:
+def test_npbml_is_the_full_method_and_so_is_its_fifth_ablation() -> None:
     assert method_config(Config(), "npbml") == Config()
-    assert RECIPES["npbml"].settings == {}
+    assert RECIPES["npbml"].rule == RECIPES["npbml-5"].rule == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "parts"),
+    {
+        "npbml-1": "",
+        "npbml-2": "warp",
+        "npbml-3": "inductive transductive regulariser",
+        "npbml-4": "warp inductive transductive regulariser",
+        "npbml-5": "warp inductive transductive regulariser film",
+        "npbml-6": "",
+        "npbml-7": "inductive",
+        "npbml-8": "transductive",
+        "npbml-9": "regulariser",
+        "npbml-10": "inductive transductive regulariser",
+    }.items(),
+)
+def test_the_ablations_have_the_parts_of_the_papers_tables(method: str, parts: str) -> None:
+    config = method_config(preset("published", "mini-imagenet"), method)
+    there = {name for name, on in config.loss.learned.items() if on}
+    there |= {"warp"} if config.warp.kind == "learned" else set()
+    there |= {"film"} if config.film.enabled else set()
+    assert there == set(parts.split()) and config.loss.film == config.film.enabled
 
 
 @pytest.mark.parametrize("method", RECIPES)
+@pytest.mark.parametrize("protocol", ["common", "published"])
 @pytest.mark.parametrize("backbone", ["conv4", "resnet12"])
-def test_every_recipe_makes_a_learner_that_learns(method: str, backbone: str) -> None:
-    config = override(preset("quick", "fc100", backbone), SMALL)
+def test_every_recipe_makes_a_learner_that_learns_in_every_group(
+    method: str, protocol: str, backbone: str
+) -> None:
+    config = override(preset(protocol, "fc100", backbone, method), SMALL)
+    check_method(config, method)
+    torch.manual_seed(0)
     learner = Learner(method_config(config, method), IMAGES)
-    groups = learner.groups()
-    rule = {letter for letter in ("omega", "phi", "psi") if groups[letter]}
-    assert groups["theta"] and rule == (set() if method == "maml" else {"omega", "phi", "psi"})
-    assert (learner.relation is None) is (method == "maml")
-    sets = [torch.randn(1, count, 1, 16, 16) for count in (3, 6)]
-    labels = [torch.arange(3).repeat_interleave(count).unsqueeze(0) for count in (1, 2)]
-    loss = learner.meta_loss(Task(sets[0], labels[0], sets[1], labels[1]))
+    assert (learner.relation is None) is not learner.settings.loss.transductive
+    loss = learner.meta_loss(batch(), progress=0.02)
     loss.backward()
-    assert loss.isfinite() and any(p.grad is not None and p.grad.any() for p in groups["theta"].values())
+    assert loss.isfinite()
+    for letter, part in learner.groups().items():
+        moved = [name for name, p in part.items() if p.grad is not None and p.grad.any()]
+        assert moved or not part, letter
+        assert all(p.grad is None or p.grad.isfinite().all() for p in part.values())
+    assert learner.groups()["theta"]
+
+
+@pytest.mark.parametrize("method", RECIPES)
+def test_c30_for_every_method_tasks_together_are_tasks_one_by_one(method: str) -> None:
+    config = override(preset("common", "fc100", "conv4", method), {**SMALL, "inner": {"steps": 2}})
+    torch.manual_seed(0)
+    tasks = batch()
+    tasks = Task(*(part.double() if part.is_floating_point() else part for part in tasks))
+    learner = Learner(method_config(config, method), IMAGES).double()
+    results = []
+    for learner.together in (True, False):
+        loss = learner.meta_loss(tasks, progress=0.02)
+        names = list(learner.parameters())
+        results.append([loss, *torch.autograd.grad(loss, names, allow_unused=True, materialize_grads=True)])
+    one = [learner.meta_loss([Task(*(part[i] for part in tasks))], 0.02) for i in range(2)]
+    torch.testing.assert_close(results[0][0], torch.stack(one).mean(), rtol=0, atol=1e-12)
+    for together, alone in zip(*results, strict=True):
+        torch.testing.assert_close(together, alone, rtol=1e-10, atol=1e-11)
+
+
+def test_every_method_of_the_common_protocol_has_the_same_network_and_start_of_the_body() -> None:
+    """What the protocol holds equal for all: everything but the rule, which is what a recipe may name."""
+    config = preset("common", "cifar-fs", "conv4")
+    for method in (*SYSTEMS, *ABLATIONS):
+        own = method_config(config, method)
+        free = {"method", *flat(RECIPES[method].rule)}
+        free |= {"warp.kind"}  # none where there was none in the pre-training
+        assert set(changed(config, own)) <= free
+        assert own.net.stem_norm == config.net.stem_norm and own.net.tail_norm == config.net.tail_norm
+        assert own.net.filters == config.net.filters and own.net.frozen_blocks == config.net.frozen_blocks
+        assert own.head.kind == ("unicorn" if method == "unicorn-maml" else "linear")
+        assert (own.train, own.test, own.pretrain) == (config.train, config.test, config.pretrain)
+
+
+@pytest.mark.parametrize(
+    ("method", "cell", "expected"),
+    [
+        ("maml", Cell(), {"net.filters": 32, "inner.test_steps": 10, "train.steps": 60_000, "train.ensemble": 1}),
+        ("maml", Cell("cifar-fs"), {"net.filters": 48, "train.steps": 50_000, "train.ensemble": 5}),
+        ("maml", Cell("mini-imagenet", "resnet12"), {"net.embedding": "mean", "train.ensemble": 5}),
+        ("metasgd", Cell(), {"inner.steps": 1, "precondition.uniform": True, "train.lr.omega": 1e-3}),
+        ("tnet", Cell(), {"net.filters": 32, "inner.lr": 0.05, "train.clip": "value"}),
+        ("maml++", Cell(), {"net.filters": 48, "inner.lr": 0.1, "train.meta_batch": 2, "train.ensemble": 5}),
+        ("sca", Cell(), {"train.meta_batch": 2, "train.steps": 75_000, "train.weight_decay": 1e-4}),
+        ("sca", Cell(shots=5), {"train.meta_batch": 1, "outer.epochs": 150}),
+        ("warpgrad", Cell(), {"net.filters": 128, "inner.lr": 0.1, "train.meta_batch": 1}),
+        ("modgrad", Cell(), {"net.filters": 64, "inner.steps": 1, "inner.last_blocks": 2, "test.tasks": 1000}),
+        ("metal", Cell("cifar-fs"), {"net.filters": 48, "train.clip": "none", "train.ensemble": 5}),
+        ("alfa", Cell(), {"net.filters": 48, "inner.lr": 0.01, "precondition.decay": 5e-4}),
+        ("gap", Cell(), {"net.filters": 128, "train.lr.omega": 3e-3, "train.lr.theta": 1e-4}),
+        ("gap", Cell("tiered-imagenet", shots=5), {"train.steps": 200_000, "train.lr.omega": 1e-4}),
+        ("boil", Cell("cifar-fs"), {"inner.lr": 0.5, "inner.steps": 1, "net.filters": 64}),
+        ("boil", Cell("cifar-fs", "resnet12"), {"inner.lr": 0.3, "train.lr.theta": 6e-4}),
+        (
+            "unicorn-maml",
+            Cell(shots=5),
+            {"inner.steps": 20, "train.optimizer": "sgd", "init.source": "pretrained"},
+        ),
+        ("npbml", Cell(), {"net.filters": 128, "train.steps": 30_000, "train.lr.theta": 1e-5}),
+        ("npbml-3", Cell(shots=5), {"net.filters": 128, "inner.momentum": 0.9}),
+    ],
+)
+def test_published_settings_are_the_authors(method: str, cell: Cell, expected: dict[str, Any]) -> None:
+    config = preset("published", cell.dataset, cell.backbone, method, cell.shots)
+    settings = {name: value for name, _, value in describe(Config, config)}
+    assert {name: settings[name] for name in expected} == expected
+    check_method(config, method)
 
 
 def test_an_unknown_method_is_answered_with_the_names() -> None:
@@ -81,15 +199,6 @@ def test_an_unknown_method_is_answered_with_the_names() -> None:
         method_config(Config(), "mamml")
     assert "no method 'mamml'" in str(error.value)
     assert all(name in str(error.value) for name in RECIPES)
-
-
-@pytest.mark.parametrize(
-    ("method", "changes"),
-    [("npbml-quirks", {"ways": 7, "loss": {"statistics": "exact"}}), ("maml", {"inner": {"steps": 1}})],
-)
-def test_a_method_changes_what_its_recipe_names(method: str, changes: dict[str, Any]) -> None:
-    config = override(preset("quick"), {"method": method, **changes})
-    assert changed(config, method_config(config, method)) == flat(RECIPES[method].settings)
 
 
 def test_what_was_asked_for_and_contradicts_the_method_is_refused() -> None:
@@ -105,7 +214,85 @@ def test_a_network_without_a_warp_stays_without_one() -> None:
     assert method_config(config, "maml").warp.kind == "none"
 
 
+def test_a_warp_that_pretraining_did_not_have_is_left_out_where_it_is_not_learned() -> None:
+    config = override(preset("quick"), {"pretrain": {"warp": False}})
+    assert method_config(config, "maml").warp.kind == "none"
+    assert method_config(config, "npbml").warp.kind == "learned"
+
+
 @pytest.mark.parametrize("method", RECIPES)
 def test_a_method_is_told_in_a_line(method: str) -> None:
     summary = RECIPES[method].summary
     assert 10 < len(summary) < 100 and "\n" not in summary
+
+
+@pytest.fixture
+def own_recipes() -> Any:
+    yield
+    for name in set(RECIPES) - BUILT_IN:
+        del RECIPES[name]
+
+
+def gap_with_npbml() -> dict[str, Any]:
+    return {"precondition": {"chain": ["svd"]}, "warp": {"kind": "fixed"}}
+
+
+def test_a_new_method_is_mixed_in_python(own_recipes: None) -> None:
+    """GAP's preconditioner with NPBML's loss and FiLM: learned parts of both, trained by the same code."""
+    npbml.register("gap-npbml", npbml.compose("GAP's spectrum, NPBML's loss", "npbml", **gap_with_npbml()))
+    config = override(preset("common", "fc100"), SMALL)
+    check_method(config, "gap-npbml")
+    learner = Learner(method_config(config, "gap-npbml"), IMAGES)
+    learner.meta_loss(batch()).backward()
+    groups = learner.groups()
+    assert all(groups[letter] for letter in groups)
+    assert list(groups["omega"]) == [name for name in groups["omega"] if name.startswith("precondition.")]
+    assert all(p.grad is not None and p.grad.any() for p in groups["omega"].values())
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".json"])
+def test_a_new_method_is_mixed_in_a_file(own_recipes: None, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"mine{suffix}"
+    text = 'summary = "mine"\nbase = "npbml"\n[precondition]\nchain = ["svd"]\n[warp]\nkind = "fixed"\n'
+    path.write_text(
+        text if suffix == ".toml" else json.dumps({"summary": "mine", "base": "npbml", **gap_with_npbml()})
+    )
+    assert read_recipe(path) == "mine"
+    assert RECIPES["mine"].summary == "mine" and RECIPES["mine"].rule == gap_with_npbml()
+
+
+def test_bases_are_laid_on_top_of_each_other(own_recipes: None) -> None:
+    both = compose("both", "maml", "metasgd", precondition={"chain": ["kronecker", "diagonal"]})
+    assert both.rule == merged(RECIPES["metasgd"].rule, {"precondition": {"chain": ["kronecker", "diagonal"]}})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('base = "mamml"', "no method 'mamml'"),
+        ("[precondition]\nchains = []", "precondition.chains"),
+        ('[precondition]\nchain = ["svdd"]', "precondition.chain"),
+        ("shots = 5", "'shots' is no setting of it"),
+        ("[pretrain]\nsteps = 5", "'pretrain.steps' is no setting of it"),
+        ("precondition = 3", "precondition"),
+        ("[inner", "not TOML"),
+    ],
+)
+def test_a_recipe_that_is_none_is_refused(own_recipes: None, tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(SettingError) as error:
+        read_recipe(path)
+    assert words in str(error.value) and "mine" not in RECIPES
+
+
+@pytest.mark.parametrize("name", ["maml", "prototypes", "pretrain", "relation", "pictures", ".", ""])
+def test_a_name_that_is_taken_is_refused(own_recipes: None, name: str) -> None:
+    with pytest.raises(SettingError, match="cannot be the name"):
+        register(name, Recipe("mine", {}))
+
+
+def test_a_recipe_speaks_of_the_rule_alone() -> None:
+    names = {name for name, _, _ in describe(LearnerSettings)}
+    for method, recipe in RECIPES.items():
+        assert set(flat(recipe.rule)) <= names, method

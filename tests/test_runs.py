@@ -78,7 +78,7 @@ def test_a_record_has_what_tells_the_result(done: Run) -> None:
         assert record["dataset"] == done.config.dataset and record["version"] == npbml.__version__
         assert (record["protocol"], record["backbone"]) == ("quick", "conv4")
         assert (record["ways"], record["shots"], record["seed"], record["tasks"]) == (3, 1, 0, 4)
-        per_task = 100 * torch.tensor(read(done.folder / record["method"] / "test.json")["accuracies"]).double()
+        per_task = 100 * torch.tensor(read(done.folder / record["method"] / "test.json")["per_task"]).double()
         assert record["accuracy"] == pytest.approx(per_task.mean().item(), abs=1e-3)
         assert record["ci95"] == pytest.approx(1.96 * per_task.std().item() / 2, abs=1e-3)
 
@@ -100,9 +100,7 @@ def test_ticks_count_the_tasks_of_a_test(done: Run) -> None:
 
 
 def test_a_paired_difference_is_over_the_tasks_that_both_were_given(done: Run) -> None:
-    mine, theirs = (
-        np.array(read(done.folder / method / "test.json")["accuracies"]) for method in ("npbml", "maml")
-    )
+    mine, theirs = (np.array(read(done.folder / method / "test.json")["per_task"]) for method in ("npbml", "maml"))
     found, back = (
         done.paired_difference(*pair, done.config.dataset) for pair in (("npbml", "maml"), ("maml", "npbml"))
     )
@@ -114,12 +112,13 @@ def test_a_paired_difference_is_over_the_tasks_that_both_were_given(done: Run) -
     assert itself is not None and itself == (0.0, 0.0)
 
 
-def test_there_is_no_difference_without_a_pair(done: Run) -> None:
+def test_a_difference_needs_a_pair(done: Run) -> None:
     assert done.paired_difference("npbml", "npbml-quirks", done.config.dataset) is None
     longer = Run(done.folder, override(done.config, {"test": {"tasks": 6}}))
+    before = done.paired_difference("npbml", "maml", done.config.dataset)
     longer.test("maml")
-    try:
-        assert done.paired_difference("npbml", "maml", done.config.dataset) is None
+    try:  # the first of the longer test's tasks are the others'
+        assert done.paired_difference("npbml", "maml", done.config.dataset) == before
     finally:
         done.test("maml")
 
@@ -160,8 +159,10 @@ def test_stages_that_need_others_say_which(config: Config, tmp_path: Path) -> No
     run.pretrain()
     with pytest.raises(RunError, match="relation is not finished: run `npbml relation --run"):
         run.train("npbml")
-    with pytest.raises(RunError, match=r"train it with `npbml train --run .* --method maml`"):
+    with pytest.raises(RunError, match="maml is not finished: run `npbml train --method maml --run"):
         run.test("maml")
+    with pytest.raises(RunError, match=r"train it with `npbml train --run .* --method maml`"):
+        run.learner("maml")
     assert run.results() == []
 
 

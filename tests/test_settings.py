@@ -34,6 +34,17 @@ class Large:
     seed: int = setting(0)
 
 
+def one(hint: Any, plain: dict[Any, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
+    """Every value of a type, its numbers from `plain`."""
+    if get_origin(hint) is Literal:
+        return st.sampled_from(get_args(hint))
+    if get_origin(hint) is tuple:
+        return st.lists(one(get_args(hint)[0], plain), max_size=4).map(tuple)
+    if hint in plain:
+        return plain[hint]
+    return st.none() | one(next(option for option in get_args(hint) if option is not type(None)), plain)
+
+
 def values(kind: type) -> st.SearchStrategy[Any]:
     """Every admissible instance of a dataclass of settings."""
     fields, hints = {}, get_type_hints(kind)
@@ -49,15 +60,7 @@ def values(kind: type) -> st.SearchStrategy[Any]:
             whole = whole.filter(lambda x, above=above: x > above)
         number = st.floats(least, high, exclude_min=above is not None, allow_nan=False, allow_infinity=False)
         plain = {int: whole, float: number, bool: st.booleans(), str: st.text(max_size=5)}
-        if get_origin(hint) is Literal:
-            fields[field.name] = st.sampled_from(get_args(hint))
-        elif get_origin(hint) is tuple:
-            fields[field.name] = st.lists(plain[get_args(hint)[0]], max_size=4).map(tuple)
-        elif hint in plain:
-            fields[field.name] = plain[hint]
-        else:
-            options = [option for option in get_args(hint) if option is not type(None)]
-            fields[field.name] = st.none() | plain[options[0]]
+        fields[field.name] = one(hint, plain)
     return st.builds(kind, **fields)
 
 
@@ -189,7 +192,7 @@ def test_the_defaults_are_those_of_methods_18() -> None:
     expected = {
         "backbone": "conv4",
         "ways": 5,
-        "net": {"filters": 128, "widths": (64, 128, 256, 512), "frozen_blocks": 3, "stem_norm": "batch"},
+        "net": {"filters": 128, "widths": None, "frozen_blocks": None, "stem_norm": "batch"},
         "head": {"kind": "unicorn", "copy": "expand"},
         "warp": {"kind": "learned", "kernel": 3, "norm": True, "position": "auto"},
         "film": {
@@ -212,11 +215,13 @@ def test_the_defaults_are_those_of_methods_18() -> None:
             "momentum": 0.9,
             "nesterov": True,
             "weight_decay": 5e-4,
-            "order": 2,
+            "layers": "all",
             "batch": "joint",
             "final_batch": "query",
         },
-        "init": {"std": 0.01, "uniform_bias": False},
+        "precondition": {"chain": ()},
+        "outer": {"objective": "final", "items": "query", "order": 2, "first_order_epochs": 0},
+        "init": {"source": "pretrained", "std": 0.01, "uniform_bias": False},
         "relation": {"widths": (64, 128, 256, 512), "pools": 2, "combine": "sum"},
     }
     assert from_dict(LearnerSettings, expected) == settings

@@ -14,16 +14,20 @@ from npbml.classifier import FewShotClassifier
 from npbml.data.tasks import Task
 from npbml.errors import DataError, NpbmlError, RunError, SettingError
 from npbml.learner import Learner
+from npbml.methods import Recipe, compose, register
 
 __all__ = [
     "DataError",
     "FewShotClassifier",
     "Learner",
     "NpbmlError",
+    "Recipe",
     "RunError",
     "SettingError",
     "Task",
+    "compose",
     "load",
+    "register",
 ]
 
 

@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 from npbml.errors import SettingError
 from npbml.learner import LearnerSettings, check_learner
+from npbml.methods import Cell, Recipe, compose, find_recipe, merged, register
 from npbml.settings import check, describe, from_dict, group, setting, to_dict
 from npbml.stages.settings import PretrainSettings, RelationStageSettings, TestSettings, TrainSettings
 
-Protocol = Literal["published", "quick"]
+Protocol = Literal["published", "quick", "common"]
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,12 @@ class Config(LearnerSettings):
     """Every setting of a run."""
 
     dataset: str = setting("glyphs")
-    """glyphs, mini-imagenet, tiered-imagenet, cifar-fs, fc100, omniglot, or a folder of class folders."""
+    """glyphs, mini-imagenet, tiered-imagenet, cifar-fs, fc100, omniglot, a folder of class folders, sinusoid."""
     method: str = setting("npbml")
-    """The method that is trained."""
+    """The method that is trained: a name, or the file of a recipe of your own."""
     protocol: Protocol = setting("quick")
-    """Where the defaults come from: published (the paper's) or quick (minutes on a CPU)."""
+    """Where the defaults come from: published (the method's own authors'), quick (NPBML in minutes on a CPU) or
+    common (one network, pre-training, head and evaluation for every method, so that the rule alone differs)."""
     baselines: tuple[str, ...] = setting(("maml", "prototypes"))
     """What `npbml run` sets beside the method."""
     shots: int = setting(1, low=1)
@@ -53,39 +55,70 @@ class Config(LearnerSettings):
 # Settings that may differ from those a run folder was made with: they change no trained weight.
 FREE = ("baselines", "checkpoint_seconds", "device", "method", "test.")
 
+# Minutes on two cores: a small network whose stem's features are computed once for all.
+QUICK: dict[str, Any] = {
+    "net": {"filters": 32, "stem_norm": "running"},
+    "loss": {"averaged": True},
+    "pretrain": {
+        "steps": 600,
+        "lr": 0.1,
+        "schedule": "onecycle",
+        "validate_every": 200,
+        "validation_tasks": 100,
+        "validation_shots": 1,
+        "prototype_batch": "joint",
+        "augment": {"crop_scale_low": 0.5},
+    },
+    "relation": {
+        "widths": [8, 16],
+        "steps": 500,
+        "lr": 3e-3,
+        "validate_every": 250,
+        "validation_tasks": 50,
+        "augment": False,
+    },
+    "train": {
+        "steps": 400,
+        "lr": {"theta": 1e-3, "omega": 1e-3, "phi": 1e-2, "psi": 1e-3},
+        "schedule": "cosine",
+        "validate_every": 200,
+        "validation_tasks": 100,
+        "ahead": True,
+    },
+    "test": {"tasks": 1000},
+}
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "published": {},
-    "quick": {
-        "net": {"filters": 32, "stem_norm": "running"},
-        "loss": {"averaged": True},
-        "pretrain": {
-            "steps": 600,
-            "lr": 0.1,
-            "schedule": "onecycle",
-            "validate_every": 200,
-            "validation_tasks": 100,
-            "validation_shots": 1,
-            "prototype_batch": "joint",
-            "augment": {"crop_scale_low": 0.5},
+    "quick": QUICK,
+    # A head with a row for each class, since some methods do not adapt it; no warp in the pre-training, which all
+    # share; warps without batch norm, so that every method starts from the same function of the images.
+    "common": merged(
+        QUICK,
+        {
+            "baselines": ["prototypes"],
+            "head": {"kind": "linear"},
+            "warp": {"norm": False},
+            "inner": {"lr": 0.1, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0},
+            "pretrain": {"warp": False},
+            "train": {"steps": 300, "validate_every": 150, "validation_tasks": 200},
         },
-        "relation": {
-            "widths": [8, 16],
-            "steps": 500,
-            "lr": 3e-3,
-            "validate_every": 250,
-            "validation_tasks": 50,
-            "augment": False,
-        },
-        "train": {
-            "steps": 400,
-            "lr": {"theta": 1e-3, "omega": 1e-3, "phi": 1e-2, "psi": 1e-3},
-            "schedule": "cosine",
-            "validate_every": 200,
-            "validation_tasks": 100,
-            "ahead": True,
-        },
-        "test": {"tasks": 1000},
-    },
+    ),
+}
+
+# Finn et al.'s regression: two layers of 40 units, one inner step of 0.01, all from scratch.
+SINUSOID: dict[str, Any] = {
+    "target": "values",
+    "baselines": [],
+    "shots": 10,
+    "queries": 10,
+    "net": {"filters": 40, "frozen_blocks": 0},
+    "head": {"kind": "linear"},
+    "warp": {"kernel": 1, "norm": False},
+    "loss": {"transductive": False},
+    "init": {"source": "scratch", "weights": "xavier"},
+    "pretrain": {"warp": False},
+    "inner": {"steps": 1, "lr": 0.01, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "batch": "support"},
+    "train": {"meta_batch": 25, "lr": {"theta": 1e-3, "omega": 1e-3, "phi": 1e-3, "psi": 1e-3}},
 }
 
 # Mirroring an image of these makes it one of another class.
@@ -93,22 +126,88 @@ MIRRORED = ("glyphs", "omniglot")
 SMALL = ("mini-imagenet", "cifar-fs", "fc100")
 
 
-def preset(protocol: str, dataset: str = "glyphs", backbone: str = "conv4") -> Config:
-    """The defaults of a protocol for a data set and a backbone."""
+def preset(
+    protocol: str, dataset: str = "glyphs", backbone: str = "conv4", method: str = "npbml", shots: int = 1
+) -> Config:
+    """The defaults of a protocol for a data set, a backbone, a method and a number of shots."""
     if protocol not in PROTOCOLS:
         raise SettingError(f"protocol takes one of {', '.join(PROTOCOLS)}, not {protocol!r}.")
-    start = from_dict(Config, {"protocol": protocol, "dataset": dataset, "backbone": backbone}, Config())
-    config = from_dict(Config, PROTOCOLS[protocol], start)
+    names = {"protocol": protocol, "dataset": dataset, "backbone": backbone, "method": method, "shots": shots}
+    tables = [PROTOCOLS[protocol]]
+    if protocol == "published":
+        if backbone == "resnet12" and dataset in SMALL:
+            tables.append({"pretrain": {"weight_decay": 0.01}})
+        tables.append(find_recipe(method).published(Cell(dataset, backbone, shots)))
     if dataset in MIRRORED:
-        config = override(config, {"pretrain": {"augment": {"flip": False}}})
-    if protocol == "published" and backbone == "resnet12" and dataset in SMALL:
-        config = override(config, {"pretrain": {"weight_decay": 0.01}})
-    return config
+        tables.append({"pretrain": {"augment": {"flip": False}}})
+    if dataset == "sinusoid":
+        tables.append(SINUSOID)
+        names["backbone"] = "mlp"
+    return from_dict(Config, merged(*tables), from_dict(Config, names, Config()))
 
 
 def override(config: Config, settings: Mapping[str, Any]) -> Config:
     """`config` with some settings changed, given as nested tables."""
     return from_dict(Config, settings, config)
+
+
+def method_config(config: Config, method: str) -> Config:
+    """The settings of `method` within a run: the run's own, with the recipe on top.
+
+    Everything that the recipe does not name is the run's, so that methods differ in the rule alone.
+    """
+    changed = override(config, {**find_recipe(method).rule, "method": method})
+    # A warp that is fixed stands for the one that the encoder was pre-trained with: without that, there is none.
+    there = config.pretrain.warp and config.init.source == "pretrained" and config.warp.kind != "none"
+    if config.warp.kind == "none" or (changed.warp.kind == "fixed" and not there):
+        changed = override(changed, {"warp": {"kind": "none"}})
+    return changed
+
+
+def refuse_contradiction(config: Config, asked: Mapping[str, Any]) -> None:
+    """Refuse settings that were asked for, by full name, where the run's method has others."""
+    used = {name: value for name, _, value in describe(Config, method_config(config, config.method))}
+    for name in flat(find_recipe(config.method).rule):
+        if name in asked and asked[name] != used[name]:
+            raise SettingError(
+                f"The method {config.method} sets {name}={used[name]}, but {asked[name]} was asked for."
+            )
+
+
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables of settings as one, by full name."""
+    rows: dict[str, Any] = {}
+    for name, value in tables.items():
+        rows |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return rows
+
+
+def read_recipe(path: Path) -> str:
+    """Register the recipe of a TOML or JSON file under the file's name, which is returned.
+
+    summary = "GAP's preconditioner with NPBML's loss and FiLM"
+    base = "npbml"
+    [precondition]
+    chain = ["svd"]
+    """
+    tables = read_file(path)
+    bases, summary = tables.pop("base", []), tables.pop("summary", f"the recipe of {path.name}")
+    recipe = compose(str(summary), *([bases] if isinstance(bases, str) else bases), **tables)
+    check_recipe(recipe)
+    register(path.stem, recipe)
+    return path.stem
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse a recipe that names settings which do not exist or are not a learner's."""
+    override(Config(), recipe.rule)
+    names = {name for name, _, _ in describe(LearnerSettings)}
+    for name in flat(recipe.rule):
+        if name not in names:
+            raise SettingError(
+                f"A recipe changes the rule, and {name!r} is no setting of it: see `npbml settings`."
+            )
+    override(Config(), recipe.rule)
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -129,10 +228,31 @@ def read_file(path: Path) -> dict[str, Any]:
 def check_config(config: Config) -> None:
     """Refuse settings that are out of range or at odds with each other."""
     check(config)
-    check_learner(config)
     if config.dataset in MIRRORED and config.pretrain.augment.flip:
         raise SettingError(f"pretrain.augment.flip mirrors images, which changes the class of {config.dataset}.")
-    if not any(to_dict(config.train.lr).values()):
+    values = {
+        "sinusoid": config.dataset == "sinusoid",
+        "mlp": config.backbone == "mlp",
+        "values": config.target == "values",
+    }
+    if len(set(values.values())) > 1:
+        raise SettingError(
+            f"dataset=sinusoid, backbone=mlp and target=values belong together; here is dataset={config.dataset}, "
+            f"backbone={config.backbone}, target={config.target}."
+        )
+    if config.target == "values" and (config.train.augment or config.train.coverage == "balanced"):
+        raise SettingError(
+            "train.augment and train.coverage=balanced are about images of classes: sinusoid has none."
+        )
+    check_method(config, config.method)
+
+
+def check_method(config: Config, method: str) -> None:
+    """Refuse a method that makes no sense within the settings of a run."""
+    own = method_config(config, method)
+    check(own)
+    check_learner(own)
+    if not any(to_dict(own.train.lr).values()):
         raise SettingError("train.lr leaves nothing to meta-learn: set a rate above 0.")
 
 

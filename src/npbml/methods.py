@@ -1,32 +1,279 @@
-"""Every system as a recipe: what it changes in the settings of the full method (the paper's Tables 1 to 4)."""
+"""Every system as a recipe: what it changes in the settings of the full method (the paper's Tables 1 to 4).
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+A recipe has two tables. `rule` is what the method is: the parts that it is made of, under every protocol.
+`published` is how its own authors trained it; the protocol of that name takes it from there.
+"""
 
-from npbml.config import Config, override
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
 from npbml.errors import SettingError
-from npbml.settings import describe
+
+Tables = dict[str, Any]
+
+
+class Cell(NamedTuple):
+    """Where a method was published: published settings differ from one to the next."""
+
+    dataset: str = "mini-imagenet"
+    backbone: str = "conv4"
+    shots: int = 1
+
+
+def merged(*tables: Mapping[str, Any]) -> Tables:
+    """Tables of settings on top of each other; what a later one says goes before."""
+    result: Tables = {}
+    for table in tables:
+        for name, value in table.items():
+            if isinstance(value, Mapping):
+                before = result.get(name)
+                result[name] = merged(before if isinstance(before, Mapping) else {}, value)
+            else:
+                result[name] = value
+    return result
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method: what it is in a line, and the settings that make it so."""
+    """A method: what it is in a line, the parts that it is made of, and how it was published."""
 
     summary: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    rule: Mapping[str, Any]
+    published: Callable[[Cell], Tables] = lambda cell: {}
+
+
+# What NPBML learns beside the initialisation, switched off.
+NO_LOSS: Tables = {"loss": {"inductive": False, "transductive": False, "regulariser": False}}
+NO_FILM: Tables = {"film": {"enabled": False}, "loss": {"film": False}}
+NO_WARP: Tables = {"warp": {"kind": "fixed"}}
+MAML = merged(NO_LOSS, NO_FILM, NO_WARP)
+
+
+def terms(*names: str) -> Tables:
+    """Of NPBML's loss, these terms."""
+    return {"loss": {name: name in names for name in NO_LOSS["loss"]}}
+
+
+def precondition(*chain: str, **settings: Any) -> Tables:
+    return {"precondition": {"chain": list(chain), **settings}}
+
+
+TNET: Tables = {
+    "warp": {
+        "kind": "learned",
+        "kernel": 1,
+        "norm": False,
+        "position": "pre_norm",
+        "blocks": "all",
+        "head": True,
+    }
+}
+WARP_LAYERS: Tables = {
+    "warp": {
+        "kind": "learned",
+        "kernel": 3,
+        "bias": True,
+        "norm": False,
+        "activation": "relu",
+        "position": "auto",
+        "blocks": "all",
+    }
+}
+PER_STEP_NORM: Tables = {"net": {"affine": "meta", "per_step_norm": True}}
+PLAIN_SGD: Tables = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
+
+# How the line of MAML was trained: the whole of a random network adapts, on the support batch alone.
+SCRATCH: Tables = {
+    "baselines": [],
+    "net": {"frozen_blocks": 0, "bias": True, "affine": "meta"},
+    "head": {"kind": "linear"},
+    "init": {"source": "scratch", "weights": "xavier"},
+    "inner": {**PLAIN_SGD, "batch": "support"},
+    "pretrain": {"warp": False},
+}
+
+
+def rates(rate: float, **others: float) -> Tables:
+    """One meta learning rate for all groups, but for those named."""
+    return {"lr": {letter: others.get(letter, rate) for letter in ("theta", "omega", "phi", "psi")}}
+
+
+def from_scratch(filters: int, **tables: Any) -> Callable[[Cell], Tables]:
+    """SCRATCH with Adam 1e-3 and `tables` on top; 4-CONV has `filters` filters and is flattened."""
+    own = merged(SCRATCH, {"train": rates(1e-3)}, tables)
+
+    def published(cell: Cell) -> Tables:
+        conv4 = {"net": {"filters": filters, "embedding": "flatten"}} if cell.backbone == "conv4" else {}
+        return merged(own, conv4)
+
+    return published
+
+
+# Finn et al.: the inner rate is 0.01 on the sum over 5 classes, which is 0.05 on the mean over items.
+FINN: Tables = {
+    "inner": {"lr": 0.05, "steps": 5, "test_steps": 10},
+    "train": {"steps": 60_000, "clip": "value", "clip_at": 10.0},
+}
+# Antoniou et al., and Baik et al. who built on their code: 100 epochs of 500 meta-steps, the five best averaged.
+ANTONIOU: Tables = {
+    "net": {"activation": "leaky_relu"},
+    "inner": {"lr": 0.01, "steps": 5},
+    "train": {"steps": 50_000, "meta_batch": 2, "ensemble": 5},
+}
+
+
+def published_maml(cell: Cell) -> Tables:
+    """Mini-ImageNet with 4-CONV as in the original; every other row was trained by Baik et al."""
+    if cell.dataset == "mini-imagenet" and cell.backbone == "conv4":
+        return from_scratch(32, **FINN)(cell)
+    return from_scratch(48, **ANTONIOU)(cell)
+
+
+def published_sca(cell: Cell) -> Tables:
+    train = {"steps": 75_000, "meta_batch": 2 if cell.shots == 1 else 1, "weight_decay": 1e-4, "clip": "value"}
+    return from_scratch(48, **merged(ANTONIOU, {"train": train, "outer": {"epochs": 150}}))(cell)
+
+
+def published_gap(cell: Cell) -> Tables:
+    steps = (130_000 if cell.shots == 1 else 200_000) if cell.dataset == "tiered-imagenet" else 80_000
+    lr = rates(1e-4, omega=3e-3 if cell.shots == 1 else 1e-4)
+    inner = {"lr": 0.01, "steps": 5, "test_steps": 10}
+    return from_scratch(128, inner=inner, train={"steps": steps, **lr}, net={"affine": "inner"})(cell)
+
+
+def published_boil(cell: Cell) -> Tables:
+    conv4 = cell.backbone == "conv4"
+    inner = {"lr": 0.5 if conv4 else 0.3, "steps": 1}
+    train = {"steps": 30_000, "meta_batch": 4, **rates(1e-3 if conv4 else 6e-4)}
+    return from_scratch(64, inner=inner, train=train, test={"tasks": 1000})(cell)
+
+
+def published_unicorn(cell: Cell) -> Tables:
+    tiered, many = cell.dataset == "tiered-imagenet", cell.shots > 1
+    lr = (0.05 if many else 0.02) if tiered else 0.1
+    steps = 20 if many else (10 if tiered else 5)
+    return {
+        "baselines": ["prototypes"],
+        "net": {"frozen_blocks": 0, "affine": "inner"},
+        "inner": {**PLAIN_SGD, "lr": lr, "steps": steps, "batch": "support"},
+        "pretrain": {"warp": False},
+        "train": {
+            "optimizer": "sgd",
+            **rates(1e-3),
+            "weight_decay": 5e-4,
+            "schedule": "fifths",
+            "steps": 10_000,
+            "meta_batch": 1,
+        },
+        "test": {"tasks": 10_000},
+    }
 
 
 RECIPES: dict[str, Recipe] = {
-    "npbml": Recipe("initialisation, warp preconditioner and loss meta-learned together, modulated by FiLM"),
-    "maml": Recipe(
-        "the initialisation alone is meta-learned; SGD on cross-entropy",
-        {
-            "warp": {"kind": "fixed"},
-            "film": {"enabled": False},
-            "loss": {"inductive": False, "transductive": False, "regulariser": False},
-        },
+    "npbml": Recipe("initialisation, warp preconditioner and loss learned together, modulated by FiLM", {}),
+    "maml": Recipe("the initialisation alone is learned; SGD on cross-entropy", MAML, published_maml),
+    "fomaml": Recipe("maml without second derivatives", merged(MAML, {"outer": {"order": 1}}), published_maml),
+    "anil": Recipe(
+        "maml whose head alone adapts",
+        merged(MAML, {"inner": {"layers": "head"}}),
+        from_scratch(32, **FINN),
     ),
+    "boil": Recipe(
+        "maml whose body alone adapts",
+        merged(MAML, {"inner": {"layers": "body"}, "head": {"kind": "linear"}, "net": {"affine": "inner"}}),
+        published_boil,
+    ),
+    "metasgd": Recipe(
+        "a learning rate for each single weight",
+        merged(MAML, precondition("diagonal")),
+        from_scratch(
+            32, **merged(FINN, {"inner": {"steps": 1, "test_steps": 1}}, precondition("diagonal", uniform=True))
+        ),
+    ),
+    "tnet": Recipe(
+        "a linear map after each layer, fixed inside a task", merged(MAML, TNET), from_scratch(32, **FINN)
+    ),
+    "mtnet": Recipe(
+        "tnet with a learned choice of the units that adapt",
+        merged(MAML, TNET, precondition("unit_mask")),
+        from_scratch(32, **FINN),
+    ),
+    "maml++": Recipe(
+        "rates for each tensor and step, batch norm for each step, a loss after each step",
+        merged(MAML, PER_STEP_NORM, precondition("rates"), {"outer": {"objective": "multi_step"}}),
+        from_scratch(48, **merged(ANTONIOU, {"inner": {"lr": 0.1}, "train": {"clip": "value"}})),
+    ),
+    "sca": Recipe(
+        "maml++ with a last step on a learned critic of the query predictions",
+        merged(
+            MAML,
+            PER_STEP_NORM,
+            precondition("rates"),
+            {"loss": {"critic_steps": 1}, "outer": {"objective": "pre_post"}},
+        ),
+        published_sca,
+    ),
+    "meta-curvature": Recipe(
+        "gradients multiplied by a learned matrix in each of their modes",
+        merged(MAML, precondition("kronecker")),
+        from_scratch(32, **FINN),
+    ),
+    "warpgrad": Recipe(
+        "non-linear warp layers, learned one step ahead of every point visited",
+        merged(MAML, WARP_LAYERS, {"outer": {"objective": "trajectory"}, "inner": PLAIN_SGD}),
+        from_scratch(128, inner={"lr": 0.1}, train={"steps": 60_000, "meta_batch": 1}),
+    ),
+    "modgrad": Recipe(
+        "gradients masked by what a context vector, itself adapted, generates",
+        merged(MAML, precondition("context_mask"), {"inner": {"layers": "body"}, "head": {"kind": "linear"}}),
+        from_scratch(
+            64,
+            inner={"lr": 0.1, "steps": 1, "last_blocks": 2},
+            train={"steps": 16_667, "meta_batch": 3, "schedule": "halving"},
+            test={"tasks": 1000},
+        ),
+    ),
+    "metal": Recipe(
+        "loss networks for each step, on support and query, adapted to the task",
+        merged(
+            MAML,
+            {
+                "loss": {"adaptive_support": True, "adaptive_query": True},
+                "inner": {"batch": "joint", "final_batch": "joint"},
+                "outer": {"items": "all"},
+            },
+        ),
+        from_scratch(48, **ANTONIOU),
+    ),
+    "alfa": Recipe(
+        "rates and decay generated from the means of weights and gradients",
+        merged(MAML, precondition("generated")),
+        from_scratch(48, **ANTONIOU),
+    ),
+    "gap": Recipe(
+        "a learned spectrum in the singular vectors of each gradient",
+        merged(MAML, precondition("svd")),
+        published_gap,
+    ),
+    "gap-approx": Recipe(
+        "gap without the singular vectors", merged(MAML, precondition("svd_approx")), published_gap
+    ),
+    "unicorn-maml": Recipe(
+        "first-order maml whose classes all start from one learned vector",
+        merged(MAML, {"head": {"kind": "unicorn"}, "outer": {"order": 1}}),
+        published_unicorn,
+    ),
+    "npbml-1": Recipe("ablation: nothing but the initialisation", MAML),
+    "npbml-2": Recipe("ablation: warp", merged(NO_LOSS, NO_FILM)),
+    "npbml-3": Recipe("ablation: loss", merged(NO_WARP, NO_FILM)),
+    "npbml-4": Recipe("ablation: warp and loss", NO_FILM),
+    "npbml-5": Recipe("ablation: warp, loss and FiLM, the full method", {}),
+    "npbml-6": Recipe("ablation: no term of the loss, as npbml-1", MAML),
+    "npbml-7": Recipe("ablation: the inductive loss alone", merged(NO_WARP, NO_FILM, terms("inductive"))),
+    "npbml-8": Recipe("ablation: the transductive loss alone", merged(NO_WARP, NO_FILM, terms("transductive"))),
+    "npbml-9": Recipe("ablation: the regulariser alone", merged(NO_WARP, NO_FILM, terms("regulariser"))),
+    "npbml-10": Recipe("ablation: all three losses, as npbml-3", merged(NO_WARP, NO_FILM)),
     "npbml-quirks": Recipe(
         "npbml with the defects of the reference code in place",
         {
@@ -36,33 +283,25 @@ RECIPES: dict[str, Recipe] = {
         },
     ),
 }
+BUILT_IN = frozenset(RECIPES)
 
 
-def refuse_contradiction(config: Config, asked: Mapping[str, Any]) -> None:
-    """Refuse settings that were asked for, by full name, where the run's method has others."""
-    used = {name: value for name, _, value in describe(Config, method_config(config, config.method))}
-    for name in flat(RECIPES[config.method].settings):
-        if name in asked and asked[name] != used[name]:
-            raise SettingError(
-                f"The method {config.method} sets {name}={used[name]}, but {asked[name]} was asked for."
-            )
-
-
-def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables of settings as one, by full name."""
-    rows: dict[str, Any] = {}
-    for name, value in tables.items():
-        rows |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return rows
-
-
-def method_config(config: Config, method: str) -> Config:
-    """The settings of `method` within a run: the run's own, with the recipe on top.
-
-    Everything that the recipe does not name is the run's, so that methods differ in the rule alone.
-    """
+def find_recipe(method: str) -> Recipe:
     if method not in RECIPES:
         raise SettingError(f"There is no method {method!r}: choose from {', '.join(RECIPES)}.")
-    changed = override(config, {**RECIPES[method].settings, "method": method})
-    # A network that was pre-trained without a warp unit stays without one.
-    return override(changed, {"warp": {"kind": "none"}}) if config.warp.kind == "none" else changed
+    return RECIPES[method]
+
+
+def register(name: str, recipe: Recipe) -> None:
+    """Give a recipe of one's own a name, by which every command and function then knows it."""
+    if name in BUILT_IN or name in ("prototypes", "pretrain", "relation", "pictures") or not name.strip("."):
+        raise SettingError(f"{name!r} cannot be the name of a new method: it is taken.")
+    RECIPES[name] = recipe
+
+
+def compose(summary: str, *bases: str, **tables: Any) -> Recipe:
+    """A recipe from those of other methods, on top of each other, and settings on top of these.
+
+    npbml.compose("GAP's preconditioner with NPBML's loss", "npbml", precondition={"chain": ["svd"]})
+    """
+    return Recipe(summary, merged(*(find_recipe(base).rule for base in bases), tables))

@@ -3,7 +3,8 @@
     config.json, environment.json     what was asked for, and with which versions, seed and device
     pretrain/network.safetensors      the pre-trained encoder
     relation/relation.safetensors     the relation network
-    METHOD/learner.safetensors        a meta-trained learner
+    METHOD/learner.safetensors        a meta-trained learner; -2, -3, ... those beside it in an ensemble
+    METHOD/recipe.json                what the method is, where it is one of the user's own
     results.json                      a record for each tested method
     pictures/                         curves, sample tasks, the learned loss
 
@@ -16,7 +17,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -28,18 +29,20 @@ import torch
 from torch import Tensor
 
 import npbml
-from npbml.config import Config, check_config, differences, override, preset
+from npbml.config import Config, check_config, check_method, differences, method_config, override, preset
 from npbml.data.sets import open_dataset
+from npbml.data.sinusoid import Sinusoids
 from npbml.data.store import Store
 from npbml.data.tasks import ClassSet
 from npbml.engine.device import choose_device, describe_device, make_reproducible
-from npbml.engine.evaluate import Accuracy, accuracy, evaluate, learner_answers
-from npbml.engine.source import TaskSource
+from npbml.engine.evaluate import ACCURACY, MEASURES, Accuracy, Measure, evaluate, learner_answers
+from npbml.engine.source import SinusoidSource, Source, TaskSource
 from npbml.errors import RunError, SettingError
 from npbml.files import load_tensors, read_json, write_json
 from npbml.learner import ImageSpec, Learner
-from npbml.methods import RECIPES, method_config
-from npbml.nets.network import Network
+from npbml.learner.settings import image_spec
+from npbml.methods import BUILT_IN, RECIPES, Recipe, register
+from npbml.nets.network import Network, smallest_image
 from npbml.settings import from_dict, to_dict
 from npbml.stages.loop import Loop, Observer, read_summary, run_loop
 from npbml.stages.metatrain import MetaTrainer
@@ -73,11 +76,13 @@ class Run:
         """The run of `config` in `folder`, new or to be continued."""
         folder = Path(folder)
         check_config(config)
-        method_config(config, config.method)
         for name in config.baselines:
-            if name != "prototypes" and name not in RECIPES:
+            if name == "prototypes":
+                continue
+            if name not in RECIPES:
                 known = ", ".join(["prototypes", *RECIPES])
                 raise SettingError(f"There is no baseline {name!r}: choose from {known}.")
+            check_method(config, name)
         run = cls(folder, config, observer)
         if (folder / "config.json").exists():
             before = read_config(folder)
@@ -91,9 +96,21 @@ class Run:
         if folder.exists() and (not folder.is_dir() or _taken(folder)):
             raise RunError(f"{folder} is there, but it is not a run folder: choose another with --run.")
         run.check_sizes()  # the data set is opened, and refused, before anything is written
-        write_json(folder / "environment.json", environment(config, run.device, run.store.checksum))
+        data = "" if run.sinusoids else run.store.checksum
+        write_json(folder / "environment.json", environment(config, run.device, data))
         write_json(folder / "config.json", to_dict(config))
         return run
+
+    @property
+    def sinusoids(self) -> Sinusoids | None:
+        """The waves of a run on the sinusoid benchmark."""
+        config = self.config
+        return Sinusoids(config.shots, config.queries) if config.dataset == "sinusoid" else None
+
+    @property
+    def measure(self) -> Measure:
+        """What validation and test measure."""
+        return MEASURES[self.config.target]
 
     @cached_property
     def store(self) -> Store:
@@ -122,18 +139,18 @@ class Run:
         path = self.folder / "pretrain" / "network.safetensors"
         if path.exists():
             return from_dict(ImageSpec, load_tensors(path)[1]["images"])
-        train = self.splits["train"]
-        _, channels, _, size = train.images.shape
-        return ImageSpec(channels, size, tuple(train.mean.tolist()), tuple(train.std.tolist()))
+        return ImageSpec(1, 1, (0.0,), (1.0,)) if self.sinusoids else image_spec(self.splits["train"])
 
     def check_sizes(self) -> None:
         """Refuse networks that pool more often than the images can be halved."""
         config, size = self.config, self.images.size
-        blocks = 4 if config.backbone == "conv4" else len(config.net.widths)
-        if size < 2**blocks:
-            raise SettingError(f"{config.backbone} halves an image {blocks} times: {size} pixels are too few.")
+        least = smallest_image(config.backbone, config.net)
+        if size < least:
+            raise SettingError(
+                f"{config.backbone} needs images of at least {least} pixels, {size} pixels are too few."
+            )
         halvings = 2 + min(config.relation.pools, len(config.relation.widths))
-        if config.loss.transductive and size < 2**halvings:
+        if method_config(config, config.method).loss.transductive and size < 2**halvings:
             raise SettingError(
                 f"The relation network halves an image {halvings} times, {size} pixels are too few: lower "
                 "relation.pools."
@@ -150,7 +167,33 @@ class Run:
     def train(self, method: str) -> dict[str, Any]:
         """Meta-train a method, or go on, or do nothing where that is done."""
         config = method_config(self.config, method)
-        return self._stage(method, lambda: MetaTrainer(config, self._fresh_learner(config), *self._sets()))
+        check_method(self.config, method)
+        if method not in BUILT_IN:
+            recipe = RECIPES[method]
+            write_json(self.folder / method / "recipe.json", {"summary": recipe.summary, "rule": recipe.rule})
+
+        def trainer() -> MetaTrainer:
+            learner = self._fresh_learner(config)
+            return MetaTrainer(config, learner, self.source(learner, "train"), self.source(learner, "val"))
+
+        return self._stage(method, trainer)
+
+    def needs(self, methods: Iterable[str]) -> set[str]:
+        """The stages that must be done before these methods can be trained, or tested."""
+        stages = set()
+        for method in methods:
+            config = None if method == "prototypes" else method_config(self.config, method)
+            if config is None or config.init.source == "pretrained":
+                stages.add("pretrain")
+            if config is not None and config.loss.transductive:
+                stages.add("relation")
+        return stages
+
+    def source(self, learner: Learner, split: str) -> Source:
+        """Where the tasks of a split come from, for a learner."""
+        if self.sinusoids:
+            return SinusoidSource(learner, self.sinusoids, self.device)
+        return TaskSource(learner, self.splits[split], self.config.shots, self.config.queries)
 
     def test(
         self, method: str, tick: Callable[[int], None] = lambda count: None, dataset: str | None = None
@@ -160,31 +203,42 @@ class Run:
         With another `dataset`, on the test classes of that one, shown as the run's own are.
         """
         config, started = self.config, time.monotonic()
-        seconds = {"pretrain": self._summary("pretrain")["seconds"]}
-        learner = None if method == "prototypes" else self.learner(method)
-        if learner is not None:
-            if learner.relation is not None:
-                seconds["relation"] = self._summary("relation")["seconds"]
-            seconds["train"] = self._summary(method)["seconds"]
-        classes = self.splits["test"] if dataset is None else self._foreign(dataset)
-        if learner is None:
+        stages = sorted(self.needs([method])) + ([] if method == "prototypes" else [method])
+        summaries = {stage: self._summary(stage) for stage in stages}
+        seconds = {stage if stage in _DEPENDS else "train": summaries[stage]["seconds"] for stage in stages}
+        classes = self._foreign(dataset) if dataset else None
+        if method == "prototypes":
+            classes = classes or self.splits["test"]
             network = self.pretrained_network()
             per_task = prototype_accuracies(network, config, classes, config.shots, config.test.tasks, "test")
         else:
-            source = TaskSource(learner, classes, config.shots, config.queries)
-            tested = config.test
-            answer = learner_answers(learner, source)
-            per_task = evaluate(answer, source.draw, tested.tasks, tested.together, config.seed, "test", tick)
+            learners = self.learners(method)
+            source = self.source(learners[0], "test")
+            if classes is not None:
+                source = TaskSource(learners[0], classes, config.shots, config.queries)
+            tested, answer = config.test, learner_answers(learners, source)
+            per_task = evaluate(
+                answer, source.draw, tested.tasks, tested.together, config.seed, "test", self.measure, tick
+            )
         seconds["test"] = round(time.monotonic() - started, 2)
         record = self._record(method, dataset or config.dataset, per_task, seconds)
+        if method in summaries:
+            own = summaries[method]
+            record |= {name: own[name] for name in ("start", "validation", "best_step", "step_ms", "kept")}
         self._keep(record, per_task)
         return record
 
     def learner(self, method: str | None = None) -> Learner:
-        """The meta-trained learner of a method, the run's own by default."""
-        method = method or self.config.method
+        """The meta-trained learner of a method, the run's own by default; of an ensemble, the best."""
+        return self._read_learner(method or self.config.method, 0)
+
+    def learners(self, method: str) -> list[Learner]:
+        """The states of a method that were kept, the best on validation first."""
+        return [self._read_learner(method, rank) for rank in range(self._summary(method)["kept"])]
+
+    def _read_learner(self, method: str, rank: int) -> Learner:
         config = method_config(self.config, method)
-        path = self.folder / method / "learner.safetensors"
+        path = self._loop(method).file(rank)
         if not path.exists():
             raise RunError(
                 f"{path} is not there: train it with `npbml train --run {self.folder} --method {method}`."
@@ -198,7 +252,7 @@ class Run:
         """The pre-trained encoder, normalising as in meta-learning."""
         path = self.folder / "pretrain" / "network.safetensors"
         tensors, _ = load_tensors(path)
-        network = pretrain_network(self.config, self.images.channels)
+        network = pretrain_network(self.config, self.images)
         _load(network, tensors, path)
         use_norms(network, self.config)
         return network.to(self.device)
@@ -213,8 +267,7 @@ class Run:
         paths = [self._test_file(name, dataset) for name in (method, other)]
         if not all(path.exists() for path in paths):
             return None
-        mine, theirs = (torch.tensor(read_json(path)["accuracies"], dtype=torch.float64) for path in paths)
-        return accuracy(mine - theirs) if len(mine) == len(theirs) else None
+        return paired(self.measure, *paths)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -238,7 +291,7 @@ class Run:
         if loop.done:
             summary = read_summary(loop)
             self.observer.begin(stage, loop.steps, loop.steps)
-            self.observer.end(f"done before: best {summary['validation']:.2f} % on validation")
+            self.observer.end(f"done before: best {loop.measure.show(summary['validation'])} on validation")
             return summary
         return run_loop(loop, make(), self.observer, {"images": to_dict(self.images)})
 
@@ -248,6 +301,7 @@ class Run:
         if stage in _DEPENDS:
             settings = config.pretrain if stage == "pretrain" else config.relation
         weights = {"pretrain": "network.safetensors", "relation": "relation.safetensors"}
+        trained = stage not in _DEPENDS
         return Loop(
             stage,
             self.folder / stage,
@@ -256,6 +310,8 @@ class Run:
             settings.validate_every,
             config.checkpoint_seconds,
             self._fingerprint(stage, config),
+            self.measure if trained else ACCURACY,
+            config.train.ensemble if trained else 1,
         )
 
     def _fingerprint(self, stage: str, config: Config) -> str:
@@ -275,11 +331,10 @@ class Run:
 
     def _fresh_learner(self, config: Config) -> Learner:
         """A learner at the start of meta-training: pre-trained encoder, trained relation network, new rule."""
-        self._summary("pretrain")
         learner = Learner(config, self.images, config.seed)
-        path = self.folder / "pretrain" / "network.safetensors"
-        tensors, _ = load_tensors(path)
-        learner.take_pretrained(tensors)
+        if config.init.source == "pretrained":
+            self._summary("pretrain")
+            learner.take_pretrained(load_tensors(self.folder / "pretrain" / "network.safetensors")[0])
         if learner.relation is not None:
             self._summary("relation")
             path = self.folder / "relation" / "relation.safetensors"
@@ -287,7 +342,7 @@ class Run:
         return learner.to(self.device)
 
     def _record(self, method: str, dataset: str, per_task: Tensor, seconds: dict[str, float]) -> dict[str, Any]:
-        config, result = self.config, accuracy(per_task)
+        config, result = self.config, self.measure.over(per_task)
         return {
             "method": method,
             "protocol": config.protocol,
@@ -297,8 +352,8 @@ class Run:
             "shots": config.shots,
             "seed": config.seed,
             "tasks": len(per_task),
-            "accuracy": round(result.mean, 3),
-            "ci95": round(result.ci95, 3),
+            self.measure.name: round(result.mean, 3 if self.measure is ACCURACY else 6),
+            "ci95": round(result.ci95, 3 if self.measure is ACCURACY else 6),
             "seconds": seconds,
             "device": describe_device(self.device),
             "version": npbml.__version__,
@@ -307,7 +362,7 @@ class Run:
     def _keep(self, record: dict[str, Any], per_task: Tensor) -> None:
         key = (record["method"], record["dataset"])
         records = {(other["method"], other["dataset"]): other for other in self.results()}
-        write_json(self._test_file(*key), {"accuracies": per_task.tolist()})
+        write_json(self._test_file(*key), {"per_task": per_task.tolist()})
         write_json(self.folder / "results.json", list((records | {key: record}).values()))
 
     def _test_file(self, method: str, dataset: str) -> Path:
@@ -327,17 +382,34 @@ class Run:
         return classes.to(self.device)
 
 
+def paired(measure: Measure, mine: Path, theirs: Path) -> Accuracy:
+    """The difference between two methods over the test tasks that both were given."""
+    one, other = (torch.tensor(read_json(path)["per_task"], dtype=torch.float64) for path in (mine, theirs))
+    count = min(len(one), len(other))  # more tasks begin with the same ones
+    return measure.over(one[:count] - other[:count])
+
+
 def read_config(folder: Path) -> Config:
     """The configuration that a run folder was made with."""
     path = folder / "config.json"
     if not path.exists():
         raise RunError(f"{folder} is not a run folder: it has no config.json.")
+    _register_recipes(folder)
     data = read_json(path)
     try:
-        names = (data["protocol"], data["dataset"], data["backbone"])
-        return override(preset(*names), data)
+        names = ("protocol", "dataset", "backbone", "method", "shots")
+        return override(preset(**{name: data[name] for name in names}), data)
     except (KeyError, TypeError, SettingError) as error:
         raise RunError(f"{path} is damaged or of another version of npbml: {error}") from None
+
+
+def _register_recipes(folder: Path) -> None:
+    """Know the methods of the user's own that a run was made with."""
+    for path in folder.glob("*/recipe.json"):
+        name, known = path.parent.name, read_json(path)
+        if name in RECIPES and json.loads(json.dumps(RECIPES[name].rule)) != known["rule"]:
+            raise RunError(f"{path} is another recipe than the {name} given now: give yours another name.")
+        register(name, Recipe(known["summary"], known["rule"]))
 
 
 def _taken(folder: Path) -> bool:

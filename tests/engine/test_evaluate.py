@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from npbml.data.tasks import ClassSet, Task
-from npbml.engine.evaluate import accuracy, evaluate, learner_answers
+from npbml.engine.evaluate import ACCURACY, ERROR, evaluate, learner_answers
 from npbml.engine.source import TaskSource
 from npbml.learner import Learner
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=50))
 def test_c31_the_interval_is_1_96_standard_errors(values: list[float]) -> None:
-    found = accuracy(torch.tensor(values, dtype=torch.float64))
+    found = ACCURACY.over(torch.tensor(values, dtype=torch.float64))
     percent = 100 * np.array(values)
     assert found.mean == pytest.approx(percent.mean(), abs=1e-10)
     assert found.ci95 == pytest.approx(1.96 * percent.std(ddof=1) / len(values) ** 0.5, abs=1e-10)
 
 
 def test_c31_a_known_case() -> None:
-    found = accuracy(torch.tensor([0.5, 0.7, 0.9]))
+    found = ACCURACY.over(torch.tensor([0.5, 0.7, 0.9]))
     assert found.mean == pytest.approx(70.0, abs=1e-4)
     assert found.ci95 == pytest.approx(1.96 * 20 / 3**0.5, abs=1e-4)
 
@@ -68,7 +68,7 @@ def test_more_tasks_begin_with_the_same_ones_however_many_run_together() -> None
 
 def test_ticks_count_the_tasks() -> None:
     ticks: list[int] = []
-    evaluate(answer, draw, 55, 20, 0, "test", ticks.append)
+    evaluate(answer, draw, 55, 20, 0, "test", tick=ticks.append)
     assert sum(ticks) == 55
 
 
@@ -87,3 +87,29 @@ def test_a_learners_answers_are_its_predictions(
         task = Task(*(part[index] for part in batch))
         expected = (learner.predict(task).argmax(-1) == task.query_labels).double().mean()
         assert found[index] == expected
+
+
+def test_an_error_is_the_mean_square_of_its_task_and_less_is_better() -> None:
+    values, labels = torch.tensor([[[1.0], [2.0]], [[0.0], [0.0]]]), torch.tensor([[1.0, 4.0], [0.5, 0.5]])
+    per_task = ERROR.per_task(values, labels)
+    assert per_task.tolist() == [2.0, 0.25]
+    assert ERROR.over(per_task).mean == 1.125 and ERROR.show(1.125) == "1.1250"
+    assert ERROR.better(0.1, 0.2) and not ERROR.better(0.2, 0.2)
+    assert ACCURACY.better(0.2, 0.1) and not ACCURACY.better(0.2, 0.2) and ACCURACY.show(81.256) == "81.26 %"
+
+
+def test_c31_an_ensemble_is_the_mean_of_logits_then_the_highest(
+    make_learner: Callable[..., Learner], classes: ClassSet
+) -> None:
+    one, other = make_learner(), make_learner()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.7)
+    source = TaskSource(one, classes, shots=2, queries=2)
+    indices: list[Tensor] = []
+    evaluate(recording(indices), source.draw, 3, 3, 0, "test")
+    logits, labels = learner_answers([one, other], source)(indices[0])
+    alone = [learner_answers(member, source)(indices[0])[0] for member in (one, other)]
+    assert (alone[0] - alone[1]).abs().max() > 1e-3
+    torch.testing.assert_close(logits, (alone[0] + alone[1]) / 2, rtol=0, atol=1e-14)
+    assert labels.shape == (3, 6)

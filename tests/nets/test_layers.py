@@ -1,12 +1,23 @@
-"""Laws C25, and that nobody has to guess a layer's mode."""
+"""Law C25, the blocks as equations, and that nobody has to guess a layer's mode."""
 
 from typing import Literal
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from npbml.nets.layers import ConvUnit, Norm, ResidualBlock, freeze, initialise, set_norm
+from npbml.nets.layers import (
+    ConvBlock,
+    ConvUnit,
+    Norm,
+    NormUnit,
+    ResidualBlock,
+    WideBlock,
+    freeze,
+    initialise,
+    set_norm,
+)
 from npbml.randomness import generator
 
 
@@ -134,22 +145,119 @@ def test_a_residual_block_is_its_equation() -> None:
     assert ResidualBlock(2, 3, torch.relu, pool=False)(u.float()).shape == (3, 3, 6, 6)
 
 
-class Doubling(nn.Module):
-    """A warp that can be told apart from every other layer."""
+class Bend(nn.Module):
+    """A warp that commutes with no other layer, not even with batch norm."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
 
     def forward(self, y: Tensor, fixed: object = None) -> Tensor:
-        return 2 * y
+        return y.square() - 0.5 * y
 
 
-@pytest.mark.parametrize("after", [True, False])
-def test_the_warp_of_a_residual_block_stands_where_it_is_put(after: bool) -> None:
-    block = ResidualBlock(2, 3, torch.relu, warp=Doubling, warp_after_block=after).double()
-    u = numbers(3, 2, 6, 6)
+class Tint(nn.Module):
+    """A modulation that shows what it is given, and refuses what has not the channels it was made for."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.sizes = inputs, outputs
+
+    def forward(self, u: Tensor, y: Tensor, fixed: dict[object, object] | None = None) -> Tensor:
+        assert (u.shape[1], y.shape[1]) == self.sizes
+        if fixed is not None:
+            fixed[self] = True
+        return y + u.flatten(1).square().mean(1)[:, None, None, None] * y.cos()
+
+
+def close(y: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+
+
+def test_a_unit_is_convolution_bias_warp_norm_and_modulation_in_this_order() -> None:
+    unit, x = ConvUnit(2, 3, film=Tint, warp=Bend, bias=True).double(), numbers(4, 2, 6, 6)
+    y = F.conv2d(x, unit.conv.weight, padding=1) + unit.conv.bias[:, None, None]
+    close(unit(x), unit.film(x, unit.norm(Bend(3)(y))))
+
+
+def test_a_unit_can_do_without_norm_and_bias() -> None:
+    unit, x = ConvUnit(2, 3, kernel=1, norm=False).double(), numbers(4, 2, 1, 1)
+    assert [name for name, _ in unit.named_parameters()] == ["conv.weight"]
+    close(unit(x)[:, :, 0, 0], x[:, :, 0, 0] @ unit.conv.weight[:, :, 0, 0].T)
+
+
+@pytest.mark.parametrize("position", ["after_pool", "pre_activation", "pre_norm"])
+@pytest.mark.parametrize("pool", [True, False])
+def test_the_warp_of_a_convolution_block_stands_where_it_is_put(position: str, pool: bool) -> None:
+    block = ConvBlock(2, 3, torch.relu, pool=pool, warp=Bend, warp_position=position).double()  # type: ignore
+    u, warp = numbers(3, 2, 7, 7), Bend(3)
+    y = block.unit.conv(u)
+    y = block.unit.norm(warp(y) if position == "pre_norm" else y)
+    y = (warp(y) if position == "pre_activation" else y).relu()
+    y = F.max_pool2d(y, 2) if pool else y
+    close(block(u), warp(y) if position == "after_pool" else y)
+
+
+@pytest.mark.parametrize("position", ["before_addition", "after_block"])
+def test_the_warp_of_a_residual_block_stands_where_it_is_put(position: str) -> None:
+    block = ResidualBlock(2, 3, torch.relu, warp=Bend, warp_position=position).double()  # type: ignore
+    u, warp = numbers(3, 2, 6, 6), Bend(3)
     first, second, third = block.units
-    branch = third(torch.relu(second(torch.relu(first(u)))))
-    before, behind = (1, 2) if after else (2, 1)
-    expected = behind * nn.functional.max_pool2d(torch.relu(before * branch + block.shortcut(u)), 2)
-    torch.testing.assert_close(block(u), expected, rtol=0, atol=1e-12)
+    y = third(torch.relu(second(torch.relu(first(u)))))
+    y = torch.relu((warp(y) if position == "before_addition" else y) + block.shortcut(u))
+    close(block(u), warp(F.max_pool2d(y, 2)) if position == "after_block" else F.max_pool2d(y, 2))
+
+
+def test_a_warp_before_the_norms_of_a_residual_block_is_in_every_unit_but_the_shortcut() -> None:
+    block = ResidualBlock(2, 3, torch.relu, bias=True, warp=Bend, warp_position="pre_norm").double()
+    y = u = numbers(3, 2, 6, 6)
+    for index, unit in enumerate(block.units):
+        y = unit.norm(Bend(3)(F.conv2d(y, unit.conv.weight, unit.conv.bias, padding=1)))
+        y = y.relu() if index < 2 else y
+    shortcut = block.shortcut.norm(F.conv2d(u, block.shortcut.conv.weight, block.shortcut.conv.bias))
+    close(block(u), F.max_pool2d((y + shortcut).relu(), 2))
+
+
+@pytest.mark.parametrize(("inputs", "stride"), [(2, 1), (3, 1), (3, 2), (2, 2)])
+def test_a_wide_block_is_its_equation(inputs: int, stride: int) -> None:
+    """v = relu(norm u);  conv(relu(norm(conv v))) + u, or + a 1x1 convolution of v where the shape changes"""
+    block, u = WideBlock(inputs, 3, torch.relu, stride=stride).double(), numbers(3, inputs, 7, 7)
+
+    def standard(x: Tensor) -> Tensor:
+        return F.batch_norm(x, None, None, training=True)
+
+    v = standard(u).relu()
+    y = standard(F.conv2d(v, block.convs[0].weight, stride=stride, padding=1)).relu()
+    y = F.conv2d(y, block.convs[1].weight, padding=1)
+    same = inputs == 3 and stride == 1
+    assert (block.shortcut is None) is same
+    close(block(u), y + (u if same else F.conv2d(v, block.shortcut.weight, stride=stride)))
+    assert block(u).shape == (3, 3, 7 if stride == 1 else 4, 7 if stride == 1 else 4)
+    assert sum(part.bias is not None for part in block.modules() if isinstance(part, nn.Conv2d)) == 0
+
+
+@pytest.mark.parametrize("position", ["before_addition", "after_block"])
+def test_the_warp_of_a_wide_block_stands_where_it_is_put(position: str) -> None:
+    block = WideBlock(2, 3, torch.relu, bias=True, warp=Bend, warp_position=position).double()  # type: ignore
+    u, warp = numbers(3, 2, 6, 6), Bend(3)
+    v = block.norms[0](u)
+    y = block.convs[1](block.norms[1](block.convs[0](v)))
+    expected = warp(y) + block.shortcut(v) if position == "before_addition" else warp(y + block.shortcut(v))
+    close(block(u), expected)
+    assert all(part.bias is not None for part in block.modules() if isinstance(part, nn.Conv2d))
+
+
+def test_a_wide_block_is_modulated_after_each_norm_by_what_enters_it() -> None:
+    block, u = WideBlock(2, 3, torch.relu, film=Tint).double(), numbers(3, 2, 6, 6)
+    before, between = block.norms
+    v = before.film(u, before.norm(u)).relu()
+    w = block.convs[0](v)
+    expected = block.convs[1](between.film(w, between.norm(w)).relu()) + block.shortcut(v)
+    close(block(u), expected)
+    fixed: dict[object, object] = {}
+    block(u, fixed)
+    assert set(fixed) == {before.film, between.film}
+
+
+def test_a_norm_unit_ends_with_its_activation() -> None:
+    unit, u = NormUnit(3, torch.relu).double(), numbers(4, 3, 5, 5)
+    close(unit(u), F.batch_norm(u, None, None, training=True).relu())

@@ -1,6 +1,8 @@
 """The backbones, their shapes and where the rule's parts stand in them."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -8,10 +10,47 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from npbml.data.tasks import Task
+from npbml.errors import SettingError
 from npbml.learner import Learner
-from npbml.nets.network import NetworkSettings, build_network
+from npbml.nets.network import (
+    WARP_POSITIONS,
+    Backbone,
+    Network,
+    NetworkSettings,
+    block_count,
+    block_widths,
+    build_network,
+    frozen_blocks,
+    smallest_image,
+)
+from npbml.randomness import generator
 from npbml.rule.modulate import FiLM
-from npbml.rule.warp import Warp
+from npbml.rule.warp import Warp, WarpSettings
+
+BACKBONES: tuple[Backbone, ...] = tuple(WARP_POSITIONS)  # type: ignore[assignment]
+SMALL: dict[str, Any] = {"filters": 3, "widths": (3, 4, 5), "group_blocks": 2}
+
+
+def small(**changes: Any) -> NetworkSettings:
+    return NetworkSettings(**(SMALL | changes))
+
+
+def build(backbone: Backbone, settings: NetworkSettings, **parts: Any) -> Network:
+    """A backbone for images of two channels whose convolutions are the same at every call."""
+    torch.manual_seed(0)
+    return build_network(backbone, 2, settings, **parts).double()
+
+
+def pictures(size: int) -> Tensor:
+    return torch.randn(4, 2, size, size, generator=generator(0, "pictures"), dtype=torch.float64)
+
+
+def side(backbone: Backbone) -> int:
+    return 1 if backbone == "mlp" else 32
+
+
+def count(module: nn.Module, kind: type[nn.Module]) -> int:
+    return sum(isinstance(part, kind) for part in module.modules())
 
 
 @pytest.mark.parametrize(
@@ -53,49 +92,200 @@ def test_stem_and_tail_share_the_blocks(
     torch.testing.assert_close(learner.network(images), usual, rtol=0, atol=1e-12)
 
 
-def test_only_the_last_block_is_modulated_and_warped() -> None:
-    for backbone, films in (("conv4", 1), ("resnet12", 3)):
-        network = build_network(
-            backbone,  # type: ignore[arg-type]
-            2,
-            NetworkSettings(filters=3, widths=(3, 3, 3, 3), frozen_blocks=0),
-            FiLM,
-            warp=Warp,
-        )
-        blocks = list(network.tail.blocks)
-        for kind, count in ((FiLM, films), (Warp, 1)):
-            counts = [sum(isinstance(part, kind) for part in block.modules()) for block in blocks]
-            assert counts == [0, 0, 0, count]
+@pytest.mark.parametrize(
+    ("backbone", "size", "sides"),
+    [
+        ("conv4", 84, [42, 21, 10, 5]),
+        ("conv4", 32, [16, 8, 4, 2]),
+        ("resnet12", 84, [42, 21, 10]),
+        ("resnet12", 32, [16, 8, 4]),
+        ("wrn28-10", 84, [84, 84, 42, 42, 21, 21]),
+        ("wrn28-10", 32, [32, 32, 16, 16, 8, 8]),
+        ("wrn28-10", 9, [9, 9, 5, 5, 3, 3]),
+        ("mlp", 1, [1, 1]),
+    ],
+)
+def test_every_block_leaves_its_channels_and_its_size(backbone: Backbone, size: int, sides: list[int]) -> None:
+    settings = small(embedding="flatten")
+    network, widths = build(backbone, settings, size=size), block_widths(backbone, settings)
+    assert len(widths) == block_count(backbone, settings)
+    x = images = pictures(size)
+    for block, width, length in zip((*network.stem.blocks, *network.tail.blocks), widths, sides, strict=True):
+        x = block(x)
+        assert x.shape == (4, width, length, length)
+    assert network.width == widths[-1] * sides[-1] ** 2
+    torch.testing.assert_close(network(images), x.flatten(1), rtol=0, atol=1e-12)
+    averaged = build(backbone, small())
+    assert averaged.width == widths[-1]
+    torch.testing.assert_close(averaged(images), x.mean((2, 3)), rtol=0, atol=1e-12)
+
+
+def test_flattened_embeddings_need_the_size_of_the_images() -> None:
+    with pytest.raises(SettingError, match=r"net\.embedding=flatten"):
+        build_network("conv4", 3, NetworkSettings(embedding="flatten"))
+
+
+def test_widths_and_stem_are_the_backbones_own_unless_named() -> None:
+    usual = NetworkSettings()
+    assert [block_widths(backbone, usual) for backbone in BACKBONES] == [
+        (128,) * 4,
+        (64, 128, 256, 512),
+        (160,) * 4 + (320,) * 4 + (640,) * 4,
+        (128,) * 2,
+    ]
+    assert [frozen_blocks(backbone, usual) for backbone in BACKBONES] == [3, 3, 11, 0]
+    assert [block_widths(backbone, small()) for backbone in BACKBONES] == [
+        (3,) * 4,
+        (3, 4, 5),
+        (3, 3, 4, 4, 5, 5),
+        (3,) * 2,
+    ]
+    assert [frozen_blocks(backbone, small(frozen_blocks=1)) for backbone in BACKBONES] == [1] * 4
+    assert block_widths("resnet12", small(widths=())) == ()
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_the_smallest_image_passes(backbone: Backbone) -> None:
+    least = smallest_image(backbone, small())
+    assert least == {"conv4": 16, "resnet12": 8, "wrn28-10": 8, "mlp": 1}[backbone]
+    network = build(backbone, small())
+    assert network(pictures(least)).isfinite().all()
+    if backbone in ("conv4", "resnet12"):
+        with pytest.raises(RuntimeError, match="too small"):
+            network(pictures(least - 1))
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_the_network_is_the_same_wherever_stem_and_tail_part(backbone: Backbone) -> None:
+    whole = build(backbone, small(frozen_blocks=0))
+    images, blocks = pictures(side(backbone)), list(whole.tail.blocks)
+    assert len(whole.stem.blocks) == 0 and len(blocks) == block_count(backbone, small())
+    for frozen in range(1, len(blocks) + 1):
+        parted = build(backbone, small(frozen_blocks=frozen))
+        assert len(parted.stem.blocks) == frozen and len(parted.tail.blocks) == len(blocks) - frozen
+        x = images
+        for block in blocks[:frozen]:
+            x = block(x)
+        torch.testing.assert_close(parted.stem(images), x, rtol=0, atol=1e-12)
+        torch.testing.assert_close(parted(images), whole(images), rtol=0, atol=1e-12)
+
+
+def test_wrn_28_10_has_the_published_number_of_parameters() -> None:
+    """36.5 million with a head of ten classes (Zagoruyko and Komodakis 2016)"""
+    with torch.device("meta"):
+        network = build_network("wrn28-10", 3, NetworkSettings())
+
+    def block(inputs: int, outputs: int) -> int:
+        shortcut = 0 if inputs == outputs else inputs * outputs
+        return 2 * inputs + 9 * inputs * outputs + 2 * outputs + 9 * outputs * outputs + shortcut
+
+    groups = sum(block(i, o) + 3 * block(o, o) for i, o in ((16, 160), (160, 320), (320, 640)))
+    expected = 9 * 3 * 16 + groups + 2 * 640
+    total = sum(parameter.numel() for parameter in network.parameters())
+    assert total == expected
+    assert (total + 10 * 640 + 10) / 1e6 == pytest.approx(36.5, abs=0.05)
+    assert count(network, nn.Conv2d) == 28 and network.width == 640
+
+
+def test_wrn_ends_with_norm_and_activation() -> None:
+    network = build("wrn28-10", small())
+    last, _ = network.tail.blocks[0].blocks
+    features = network.stem(pictures(32))
+    expected = F.batch_norm(last(features), None, None, training=True).relu().mean((2, 3))
+    torch.testing.assert_close(network.tail(features), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_mlp_is_a_fully_connected_network(bias: bool) -> None:
+    """Its layers have biases whatever net.bias says."""
+    network = build("mlp", small(bias=bias))
+    layers = []
+    for block in network.tail.blocks:
+        conv = block.unit.conv
+        layers += [nn.Linear(conv.in_channels, conv.out_channels).double(), nn.ReLU()]
+        layers[-2].load_state_dict({"weight": conv.weight[:, :, 0, 0].detach(), "bias": conv.bias.detach()})
+    assert len(layers) == 4 and len(list(network.parameters())) == 4
+    images = pictures(1)
+    torch.testing.assert_close(network(images), nn.Sequential(*layers)(images[:, :, 0, 0]), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backbone", ["conv4", "resnet12", "wrn28-10"])
+def test_every_convolution_has_a_bias_or_none_has(backbone: Backbone) -> None:
+    for bias in (False, True):
+        network = build(backbone, small(bias=bias))
+        convs = [part for part in network.modules() if isinstance(part, nn.Conv2d)]
+        assert convs and all((conv.bias is not None) is bias for conv in convs)
+
+
+@pytest.mark.parametrize(("backbone", "films"), [("conv4", 1), ("resnet12", 3), ("wrn28-10", 3), ("mlp", 1)])
+def test_only_the_last_block_is_modulated_and_warped(backbone: Backbone, films: int) -> None:
+    warp = partial(Warp, settings=WarpSettings())
+    network = build(backbone, small(frozen_blocks=0), film=FiLM, warp=warp)
+    *others, last = network.tail.blocks
+    for kind, expected in ((FiLM, films), (Warp, 1)):
+        assert count(last, kind) == expected
+        assert not any(count(block, kind) for block in others)
+    fixed: dict[Any, Any] = {}
+    network.tail(pictures(side(backbone)), fixed)
+    assert set(fixed) == {part for part in network.modules() if isinstance(part, FiLM)}
+
+
+PLACES = [(backbone, position) for backbone in BACKBONES for position in WARP_POSITIONS[backbone]]
+
+
+@pytest.mark.parametrize(("backbone", "position"), PLACES)
+def test_a_warp_everywhere_is_in_every_block_of_the_tail_and_in_none_of_the_stem(
+    backbone: Backbone, position: str
+) -> None:
+    warp = partial(Warp, settings=WarpSettings())
+    network = build(backbone, small(frozen_blocks=1), warp=warp, warp_position=position, warp_everywhere=True)
+    units = 3 if (backbone, position) == ("resnet12", "pre_norm") else 1
+    assert count(network.stem, Warp) == 0
+    assert [count(block, Warp) for block in network.tail.blocks] == [units] * len(network.tail.blocks)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kernel": 1},
+        {"kernel": 3, "bias": True},
+        {"residual": True, "activation": "relu", "norm_in": True, "bias": True},
+    ],
+)
+@pytest.mark.parametrize(("backbone", "position"), PLACES)
+def test_a_network_with_warps_starts_as_the_network_without(
+    backbone: Backbone, position: str, changes: dict[str, Any], everywhere: bool
+) -> None:
+    """C1: Dirac without batch norm; and it is there, for a change of any omega shows."""
+    settings, images = small(frozen_blocks=0), pictures(side(backbone))
+    warp = partial(Warp, settings=WarpSettings(norm=False, **changes))
+    network = build(backbone, settings, warp=warp, warp_position=position, warp_everywhere=everywhere)
+    plain = build(backbone, settings)(images).detach()
+    torch.testing.assert_close(network(images).detach(), plain, rtol=0, atol=1e-12)
+    for part in network.modules():
+        if isinstance(part, Warp):
+            with torch.no_grad():
+                part.omega.add_(torch.eye(len(part.omega)).flip(0)[:, :, None, None])
+                assert (network(images) - plain).abs().max() > 1e-3
+                part.omega.sub_(torch.eye(len(part.omega)).flip(0)[:, :, None, None])
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_the_first_position_is_the_default(backbone: Backbone) -> None:
+    warp = partial(Warp, settings=WarpSettings())
+    outputs = [
+        build(backbone, small(), warp=warp, warp_position=position)(pictures(side(backbone)))
+        for position in (None, *WARP_POSITIONS[backbone])
+    ]
+    assert torch.equal(outputs[0], outputs[1])
+    assert not any(torch.equal(outputs[0], other) for other in outputs[2:])
 
 
 def test_film_shortcut_modulates_the_shortcut_too(make_learner: Callable[..., Learner]) -> None:
     for shortcut in (False, True):
         learner = make_learner(backbone="resnet12", film={"shortcut": shortcut})
         assert (learner.network.tail.blocks[0].shortcut.film is not None) is shortcut
-
-
-class Shift(nn.Module):
-    """A warp that does not commute with what stands around it."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-
-    def forward(self, y: Tensor, fixed: object = None) -> Tensor:
-        return 3 * y - 0.5
-
-
-@pytest.mark.parametrize("position", ["after_pool", "pre_activation"])
-def test_the_warp_of_conv4_stands_where_it_is_put(position: str) -> None:
-    settings = NetworkSettings(filters=3, frozen_blocks=3)
-    network = build_network("conv4", 2, settings, warp=Shift, warp_position=position)  # type: ignore[arg-type]
-    (block,) = network.tail.blocks
-    u = torch.randn(3, 3, 4, 4)
-    y, warp = block.unit(u), block.warp
-    expected = {
-        "after_pool": warp(F.max_pool2d(y.relu(), 2)),
-        "pre_activation": F.max_pool2d(warp(y).relu(), 2),
-    }
-    torch.testing.assert_close(network.tail(u), expected[position].mean((2, 3)))
 
 
 @pytest.mark.parametrize(
@@ -105,11 +295,15 @@ def test_the_warp_of_conv4_stands_where_it_is_put(position: str) -> None:
         ("resnet12", "auto", 0.01),
         ("conv4", "leaky_relu", 0.01),
         ("resnet12", "relu", 0.0),
+        ("wrn28-10", "auto", 0.0),
+        ("wrn28-10", "leaky_relu", 0.01),
+        ("mlp", "auto", 0.0),
+        ("mlp", "leaky_relu", 0.01),
     ],
 )
 def test_the_activation_is_the_papers_unless_named(backbone: str, activation: str, slope: float) -> None:
-    settings = NetworkSettings(filters=2, widths=(2, 2, 2, 2), activation=activation)  # type: ignore[arg-type]
-    network = build_network(backbone, 2, settings)  # type: ignore[arg-type]
-    for block in (*network.stem.blocks, *network.tail.blocks):
-        y = block.activation(torch.tensor([-1.0, 2.0]))
-        torch.testing.assert_close(y, torch.tensor([-slope, 2.0]))
+    network = build(backbone, small(activation=activation))  # type: ignore[arg-type]
+    activations = [part.activation for part in network.modules() if hasattr(part, "activation")]
+    assert len(activations) >= block_count(backbone, small())  # type: ignore[arg-type]
+    for function in activations:
+        torch.testing.assert_close(function(torch.tensor([-1.0, 2.0])), torch.tensor([-slope, 2.0]))

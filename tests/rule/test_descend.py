@@ -10,11 +10,24 @@ from torch import Tensor
 from npbml.data.tasks import Task
 from npbml.learner import Learner
 from npbml.randomness import generator
-from npbml.rule.descend import InnerSettings, Parameters, descend
+from npbml.rule import descend as rule
+from npbml.rule.descend import InnerSettings, Parameters, plain
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator(seed, "numbers"), dtype=torch.float64)
+
+
+def descend(
+    loss: Callable[[Parameters], Tensor], theta: Parameters, settings: InnerSettings, order: int = 2
+) -> Parameters:
+    """theta_J of plain SGD."""
+    steps, noise = range(settings.steps), torch.empty(0)
+    return rule.descend(lambda t, step: loss(t), theta, settings, plain(settings.lr), noise, steps, order)[-1]
+
+
+def sgd_settings(steps: int, lr: float, momentum: float, nesterov: bool, decay: float) -> InnerSettings:
+    return InnerSettings(steps=steps, lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=decay)
 
 
 def arbitrary_loss(theta: Parameters) -> Tensor:
@@ -50,8 +63,8 @@ def test_c14_descend_is_torch_sgd(momentum: float, nesterov: bool, decay: float,
         sgd.zero_grad()
         arbitrary_loss(torchs).backward()
         sgd.step()
-        settings = InnerSettings(steps, 0.1, momentum, nesterov, decay, order)  # type: ignore[arg-type]
-        for name, tensor in descend(arbitrary_loss, mine, settings).items():
+        settings = sgd_settings(steps, 0.1, momentum, nesterov, decay)
+        for name, tensor in descend(arbitrary_loss, mine, settings, order).items():
             torch.testing.assert_close(tensor, torchs[name], rtol=1e-12, atol=1e-12)
 
 
@@ -68,7 +81,7 @@ def test_c15_quadratic_losses_have_a_closed_form(steps: int) -> None:
     curvature, centre = positive(5, 2), numbers(5, seed=3)
     query_curvature, query_centre = positive(5, 4), numbers(5, seed=5)
     start, rate = numbers(5, seed=6).requires_grad_(), 0.07
-    settings = InnerSettings(steps, rate, 0.0, False, 0.0)
+    settings = sgd_settings(steps, rate, 0.0, False, 0.0)
     adapted = descend(quadratic(curvature, centre), {"x": start}, settings)
     loss = quadratic(query_curvature, query_centre)(adapted)
     (gradient,) = torch.autograd.grad(loss, start)
@@ -85,8 +98,7 @@ def both_orders(inner: Callable[[Parameters], Tensor], decay: float = 0.0) -> tu
     query, start = quadratic(positive(5, 4), numbers(5, seed=5)), numbers(5, seed=6).requires_grad_()
     gradients = []
     for order in (1, 2):
-        settings = InnerSettings(3, 0.1, 0.9, True, decay, order)  # type: ignore[arg-type]
-        adapted = descend(inner, {"x": start}, settings)
+        adapted = descend(inner, {"x": start}, sgd_settings(3, 0.1, 0.9, True, decay), order)
         gradients.append(torch.autograd.grad(query(adapted), start)[0])
     end = adapted["x"].detach().requires_grad_()
     return *gradients, torch.autograd.grad(query({"x": end}), end)[0]
@@ -107,7 +119,7 @@ def test_c16_orders_agree_where_the_inner_loss_is_linear() -> None:
 
 def test_c16_first_order_keeps_the_shrinkage_of_weight_decay() -> None:
     """Decay acts on theta itself, not through a gradient: order 1 sees theta_J = r theta_0 + const."""
-    settings = InnerSettings(3, 0.1, 0.9, True, 0.5)
+    settings = sgd_settings(3, 0.1, 0.9, True, 0.5)
     one = {"x": torch.ones((), dtype=torch.float64)}
     shrinkage = descend(lambda theta: 0 * theta["x"], one, settings)["x"]
     first, _, at_end = both_orders(quadratic(positive(5, 2), numbers(5, seed=3)), decay=0.5)
@@ -120,7 +132,8 @@ def test_c16_first_order_learner_has_the_query_gradient_and_teaches_the_loss_not
     make_task: Callable[..., Task],
     meta_gradient: Callable[..., dict[str, Tensor]],
 ) -> None:
-    learner, task = make_learner(inner={"order": 1, "weight_decay": 0.0}), make_task()
+    first = {"first_order_epochs": 100}
+    learner, task = make_learner(outer=first, inner={"weight_decay": 0.0}), make_task()
     gradient = meta_gradient(learner, [task])
     adapted = {name: value.detach().requires_grad_() for name, value in learner.adapt(task).items()}
     prepared = learner.prepare(3, task)

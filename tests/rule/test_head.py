@@ -9,7 +9,7 @@ from torch import Tensor
 
 from npbml.data.tasks import Task
 from npbml.learner import Learner
-from npbml.rule.head import Head
+from npbml.rule.head import Head, HeadSettings
 
 CONV = "network.tail.blocks.0.unit.conv.weight"
 RAW: dict[str, Any] = {"regulariser": False}
@@ -116,9 +116,9 @@ def test_c22_losses_of_probabilities_restore_c19_and_c20(
     assert relabelled_columns(make_learner(loss=SOFTMAX), task) > 1e-4
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-def test_every_class_starts_from_the_head(rows: int) -> None:
-    head = Head(3, rows)
+@pytest.mark.parametrize(("kind", "rows"), [("unicorn", 1), ("linear", 4)])
+def test_every_class_starts_from_the_head(kind: Any, rows: int) -> None:
+    head = Head(3, 4, HeadSettings(kind))
     torch.nn.init.normal_(head.weight)
     torch.nn.init.normal_(head.bias)
     weight, bias = head.start(4)

@@ -32,7 +32,7 @@ def randomised(module: torch.nn.Module, seed: int = 0) -> Any:
 
 
 def make_loss(**changes: Any) -> LearnedLoss:
-    return randomised(LearnedLoss(LossSettings(hidden=6, **changes), WAYS, 2))
+    return randomised(LearnedLoss(LossSettings(hidden=6, **changes), WAYS, 2, 3))
 
 
 def make_items(count: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from npbml.config import override, preset
+from npbml.config import method_config, override, preset
 from npbml.data.tasks import ClassSet
 from npbml.engine.metastep import meta_gradient
+from npbml.engine.source import TaskSource
 from npbml.errors import RunError, SettingError
 from npbml.files import load_tensors
 from npbml.learner import GROUPS, ImageSpec, Learner
-from npbml.methods import method_config
 from npbml.randomness import generator
 from npbml.stages.loop import Loop, Observer, run_loop
 from npbml.stages.metatrain import MetaTrainer
@@ -57,7 +57,10 @@ def trainer_of(method: str = "npbml", seed: int = 0, **train: Any) -> MetaTraine
     changes = {"method": method, "seed": seed, "train": {**TRAIN, **train}}
     config = method_config(override(override(override(preset("quick"), SMALL), changes), also), method)
     learner = Learner(config, ImageSpec(1, 16, (0.5,), (0.25,)), config.seed)
-    return MetaTrainer(config, learner, easy(5, "train"), easy(4, "val"))
+    train, val = (
+        TaskSource(learner, easy(*of), config.shots, config.queries) for of in ((5, "train"), (4, "val"))
+    )
+    return MetaTrainer(config, learner, train, val)
 
 
 def state(trainer: MetaTrainer) -> dict[str, Tensor]:
@@ -112,7 +115,7 @@ def test_maml_has_theta_alone() -> None:
 
 def test_first_order_teaches_phi_nothing() -> None:
     """With the gradient stopped at every inner step, the query loss does not depend on the learned loss."""
-    first = trainer_of(also={"inner": {"order": 1}})
+    first = trainer_of(also={"outer": {"first_order_epochs": 100}})
     assert moved_groups(first, 2) == {"theta", "omega", "psi"}
     assert moved_groups(trainer_of(), 2) == set(GROUPS)
 
@@ -296,8 +299,9 @@ def test_a_rate_that_is_far_too_high_is_told_and_the_best_state_is_kept(tmp_path
     with pytest.raises(RunError, match=r"Meta-step [2-6] of npbml is not finite: .*in task \d of the batch"):
         run_loop(loop_of(tmp_path), trainer, Observer(), {})
     tensors, about = load_tensors(tmp_path / "checkpoint.safetensors")
-    assert about["best_step"] == 0 and about["best_accuracy"] >= 0
-    assert all(torch.equal(tensors[f"best.{name}"], tensor) for name, tensor in start.items())
+    ((best, step),) = about["kept"]
+    assert step == 0 and best >= 0
+    assert all(torch.equal(tensors[f"best.0.{name}"], tensor) for name, tensor in start.items())
 
 
 def test_balanced_coverage_deals_every_class_before_any_comes_again() -> None:

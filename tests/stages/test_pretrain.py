@@ -253,7 +253,7 @@ def test_an_encoder_of_another_size_is_refused() -> None:
 
 def test_pretraining_without_the_warp_unit_has_none() -> None:
     def names(config: Config) -> set[str]:
-        return set(pretrain_network(config, 1).state_dict())
+        return set(pretrain_network(config, ImageSpec(1, 16, (0.5,), (0.25,))).state_dict())
 
     config = override(preset("quick"), SMALL)
     without = names(override(config, {"pretrain": {"warp": False}}))

@@ -176,17 +176,33 @@ def _shown_as(images: Tensor, channels: int, size: int) -> Tensor:
     return pictures.round().clamp(0, 255).to(torch.uint8)
 
 
+def task_noise(indices: Tensor, count: int) -> Tensor:
+    """`count` random numbers in (0, 1) for each task, float32 [tasks, count], fixed by which images it has."""
+    task = _scattered(indices.flatten(1) + _steps(indices[0].numel(), indices.device)).sum(1, keepdim=True)
+    # 23 bits and a half: the highest is still below 1 in single precision.
+    return ((_scattered(task + _steps(count, indices.device)) >> 40).float() + 0.5) / 2**23
+
+
 def _keys(*shape: int, generator: torch.Generator, device: torch.device) -> Tensor:
     """Random whole numbers, int64 [*shape], none negative; two that are equal do not occur in practice.
 
-    A counter, scattered by the steps of splitmix64 from a start that the generator gives: whole numbers are
-    computed alike everywhere, so that every device draws the same, and at its own speed.
+    A counter, scattered from a start that the generator gives: whole numbers are computed alike everywhere, so
+    that every device draws the same, and at its own speed.
     """
     start = torch.randint(-(2**62), 2**62, (), generator=generator).item()
-    z = torch.arange(1, math.prod(shape) + 1, device=device) * _signed(0x9E3779B97F4A7C15) + start
+    return _scattered(_steps(math.prod(shape), device) + start).view(shape)
+
+
+def _steps(count: int, device: torch.device) -> Tensor:
+    """The counter of splitmix64."""
+    return torch.arange(1, count + 1, device=device) * _signed(0x9E3779B97F4A7C15)
+
+
+def _scattered(z: Tensor) -> Tensor:
+    """The mixing of splitmix64, less the lowest bit: int64, none negative"""
     z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
-    return _shift(z ^ _shift(z, 31), 1).view(shape)
+    return _shift(z ^ _shift(z, 31), 1)
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:

@@ -1,12 +1,13 @@
-"""Accuracy over many tasks."""
+"""How good a learner is, over many tasks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from npbml.engine.source import TaskSource
+from npbml.engine.source import Source
 from npbml.learner import Learner
 from npbml.randomness import generator
 
@@ -14,16 +15,45 @@ DRAWN_TOGETHER = 50  # fixed, so that the tasks do not depend on how many are ev
 
 
 class Accuracy(NamedTuple):
-    """Mean and half-width of the 95 % interval over tasks, in percent."""
+    """Mean and half-width of the 95 % interval over tasks."""
 
     mean: float
     ci95: float
 
 
-def accuracy(per_task: Tensor) -> Accuracy:
-    """1.96 standard errors over the accuracies [tasks], each in 0..1."""
-    percent = 100 * per_task.double()
-    return Accuracy(percent.mean().item(), 1.96 * percent.std().item() / len(percent) ** 0.5)
+@dataclass(frozen=True)
+class Measure:
+    """What is measured of a task's predictions, and what is better."""
+
+    name: str
+    per_task: Callable[[Tensor, Tensor], Tensor]  # predictions [tasks, queries, outputs], labels -> [tasks]
+    scale: float
+    lower: bool
+    form: str
+
+    def better(self, one: float, other: float) -> bool:
+        return one < other if self.lower else one > other
+
+    def show(self, value: float) -> str:
+        return self.form.format(value)
+
+    def over(self, per_task: Tensor) -> Accuracy:
+        """The mean over tasks, and 1.96 standard errors."""
+        values = self.scale * per_task.double()
+        return Accuracy(values.mean().item(), 1.96 * values.std().item() / len(values) ** 0.5)
+
+
+ACCURACY = Measure(
+    "accuracy", lambda logits, labels: (logits.argmax(-1) == labels).double().mean(-1), 100, False, "{:.2f} %"
+)
+ERROR = Measure(
+    "squared error",
+    lambda values, labels: (values.squeeze(-1) - labels).double().square().mean(-1),
+    1,
+    True,
+    "{:.4f}",
+)
+MEASURES = {"classes": ACCURACY, "values": ERROR}
 
 
 @torch.no_grad()
@@ -34,9 +64,10 @@ def evaluate(
     together: int,
     seed: int,
     purpose: str,
+    measure: Measure = ACCURACY,
     tick: Callable[[int], None] = lambda count: None,
 ) -> Tensor:
-    """Accuracy of each of `tasks` tasks, [tasks].
+    """The measure of each of `tasks` tasks, [tasks]; an accuracy in 0..1.
 
     `draw` gives the images of tasks and `answer` their query logits and labels. The tasks are fixed by `seed`
     and `purpose`; more of them begin with the same ones.
@@ -46,16 +77,20 @@ def evaluate(
         drawn = draw(DRAWN_TOGETHER, generator(seed, purpose, start))[: tasks - start]
         for indices in drawn.split(together):
             logits, labels = answer(indices)
-            results.append((logits.argmax(-1) == labels).double().mean(-1).cpu())
+            results.append(measure.per_task(logits, labels).cpu())
             tick(len(indices))
     return torch.cat(results)
 
 
-def learner_answers(learner: Learner, source: TaskSource) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Query logits of a learner that adapts to each task."""
+def learner_answers(
+    learners: Learner | Sequence[Learner], source: Source
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Query logits of a learner that adapts to each task; of several, which share all that is frozen, the mean."""
+    members = [learners] if isinstance(learners, Learner) else learners
 
     def answer(indices: Tensor) -> tuple[Tensor, Tensor]:
         prepared, labels = source.prepare(indices)
-        return learner.over_tasks(learner.logits)(prepared), labels
+        logits = [member.over_tasks(member.logits)(prepared) for member in members]
+        return torch.stack(logits).mean(0), labels
 
     return answer

@@ -1,6 +1,6 @@
 """One meta-step (Algorithm 1): the meta-gradient of a batch of tasks, checked, clipped and applied."""
 
-import dataclasses
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -8,14 +8,18 @@ from torch.utils._pytree import tree_map
 
 from npbml.errors import RunError
 from npbml.learner import Learner, Prepared
-from npbml.rule.descend import descend
+from npbml.rule.objective import Outer
 
 
 def meta_gradient(
-    learner: Learner, parameters: list[nn.Parameter], prepared: Prepared, query_labels: Tensor
+    learner: Learner,
+    parameters: list[nn.Parameter],
+    prepared: Prepared,
+    query_labels: Tensor,
+    outer: Outer | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The mean query loss after adaptation and its gradient in `parameters` (zero where there is none)."""
-    loss = learner.over_tasks(learner.task_loss)(prepared, query_labels).mean()
+    """The mean of the outer objective over tasks and its gradient in `parameters` (zero where there is none)."""
+    loss = learner.over_tasks(partial(learner.task_loss, outer=outer))(prepared, query_labels).mean()
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
     return loss.detach(), list(gradients)
 
@@ -42,22 +46,16 @@ def _first_non_finite(learner: Learner, task: Prepared) -> str | None:
     for name, words in names.items():
         if not getattr(task, name).isfinite().all():
             return words
-    settings, ways = learner.settings, learner.settings.ways
-    theta = learner.start(ways)
-    for step in range(settings.inner.steps + 1):
-        for name, tensor in theta.items():
-            if not tensor.isfinite().all():
-                return f"the adapted tensor {name} after {step} inner steps"
-        terms = learner.inner_terms(theta, task)
-        for name, value in terms.items():
-            if not value.isfinite():
-                return f"the {name} term of the inner loss at inner step {step}"
-        inner = dataclasses.replace(settings.inner, steps=step + 1)
-        theta = descend(
-            lambda t: sum(learner.inner_terms(t, task).values(), torch.zeros(())),
-            learner.start(ways),
-            inner,
-        )
+    with torch.no_grad():
+        trajectory = learner.trajectory(task, steps=learner.settings.inner.steps)
+        for step, theta in enumerate(trajectory):
+            for name, tensor in theta.items():
+                if not tensor.isfinite().all():
+                    return f"the adapted tensor {name} after {step} inner steps"
+            if step < learner.settings.inner.steps:
+                for name, value in learner.inner_terms(theta, task, step).items():
+                    if not value.isfinite():
+                        return f"the {name} term of the inner loss at inner step {step}"
     return None
 
 
@@ -85,10 +83,11 @@ def meta_step(
     query_labels: Tensor,
     clip: str = "none",
     clip_at: float = 10.0,
+    outer: Outer | None = None,
 ) -> float:
     """Change the learner by one meta-step and return the loss before it; refuse a step that is not finite."""
     parameters = [parameter for part in optimizer.param_groups for parameter in part["params"]]
-    loss, gradients = meta_gradient(learner, parameters, prepared, query_labels)
+    loss, gradients = meta_gradient(learner, parameters, prepared, query_labels, outer)
     if not all_finite(loss, gradients):
         raise RunError(diagnose(learner, parameters, gradients, prepared))
     apply_gradient(optimizer, parameters, gradients, clip, clip_at)

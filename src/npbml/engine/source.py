@@ -1,14 +1,26 @@
 """Tasks made ready for a learner, with the frozen work done no more often than it must be."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from npbml.data.tasks import ClassSet
+from npbml.data.sinusoid import Sinusoids
+from npbml.data.tasks import ClassSet, task_noise
 from npbml.learner import Learner, Prepared
 
 CACHE_BYTES = 4 * 2**30
+
+
+class Source(Protocol):
+    """Where the tasks of a split come from."""
+
+    def draw(self, tasks: int, generator: torch.Generator, chosen: Tensor | None = None) -> Tensor:
+        """What tells `tasks` tasks apart, [tasks, ...]."""
+
+    def prepare(self, indices: Tensor, look: Callable[[Tensor], Tensor] | None = None) -> tuple[Prepared, Tensor]:
+        """The frozen work of those tasks, and their query labels."""
 
 
 class TaskSource:
@@ -37,7 +49,9 @@ class TaskSource:
         if self.features is not None and look is None:
             support, query = indices[..., : self.shots].flatten(1), indices[..., self.shots :].flatten(1)
             features = self.features[torch.cat([support, query], 1).to(self.features.device)]
-        return self.learner.prepare_tasks(task, features), task.query_labels
+        prepared = self.learner.prepare_tasks(task, features)
+        noise = task_noise(indices, prepared.noise.shape[1])
+        return prepared._replace(noise=noise.to(prepared.noise)), task.query_labels
 
     @torch.no_grad()
     def _features(self) -> Tensor | None:
@@ -49,3 +63,19 @@ class TaskSource:
 
     def _stem(self, images: Tensor) -> Tensor:
         return self.learner.network.stem(self.learner.see(images))
+
+
+class SinusoidSource:
+    """Prepared tasks of the sinusoid benchmark."""
+
+    def __init__(self, learner: Learner, waves: Sinusoids, device: torch.device) -> None:
+        self.learner, self.waves, self.device = learner, waves, device
+
+    def draw(self, tasks: int, generator: torch.Generator, chosen: Tensor | None = None) -> Tensor:
+        return self.waves.draw(tasks, generator)
+
+    def prepare(self, indices: Tensor, look: Callable[[Tensor], Tensor] | None = None) -> tuple[Prepared, Tensor]:
+        task = self.waves.task(indices.to(self.device))
+        prepared = self.learner.prepare_tasks(task)
+        noise = task_noise(indices.view(torch.int32).long(), prepared.noise.shape[1])
+        return prepared._replace(noise=noise.to(prepared.noise)), task.query_labels

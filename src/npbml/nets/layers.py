@@ -11,6 +11,7 @@ Statistics = Literal["batch", "running"]
 Film = Callable[[int, int], nn.Module]  # (channels in, channels out) -> a module (u, y, fixed) -> y
 Warp = Callable[[int], nn.Module]  # channels -> a module (y, fixed) -> y
 Activation = Callable[[Tensor], Tensor]
+WarpPosition = Literal["after_pool", "pre_activation", "before_addition", "after_block", "pre_norm"]
 
 
 class Norm(nn.Module):
@@ -50,23 +51,67 @@ def set_norm(module: nn.Module, mode: Literal["track", "batch", "running"]) -> N
 
 
 class ConvUnit(nn.Module):
-    """A bias-free convolution, batch normalisation and, where the rule puts one, its modulation."""
+    """A convolution and, where they are wanted, a warp, batch normalisation and its modulation."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int = 3, film: Film | None = None) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int = 3,
+        film: Film | None = None,
+        warp: Warp | None = None,
+        bias: bool = False,
+        norm: bool = True,
+    ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
-        self.norm = Norm(outputs)
+        self.conv = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=bias)
+        self.warp = warp(outputs) if warp else None
+        self.norm = Norm(outputs) if norm else None
         self.film = film(inputs, outputs) if film else None
 
     def forward(self, u: Tensor, fixed: dict[Any, Any] | None = None) -> Tensor:
-        y = self.norm(self.conv(u))
+        y = self.conv(u)
+        if self.warp is not None:
+            y = self.warp(y, fixed)
+        if self.norm is not None:
+            y = self.norm(y)
         return y if self.film is None else self.film(u, y, fixed)
 
 
-class ResidualBlock(nn.Module):
-    """Three convolutions beside a 1x1 shortcut, then activation and pooling (docs/method.md).
+class NormUnit(nn.Module):
+    """Batch normalisation, its modulation and the activation: what stands before a convolution of a WideBlock."""
 
-    `warp` stands before the addition with the shortcut, or after the whole block.
+    def __init__(self, channels: int, activation: Activation, film: Film | None = None) -> None:
+        super().__init__()
+        self.norm = Norm(channels)
+        self.film = film(channels, channels) if film else None
+        self.activation = activation
+
+    def forward(self, u: Tensor, fixed: dict[Any, Any] | None = None) -> Tensor:
+        y = self.norm(u)
+        return self.activation(y if self.film is None else self.film(u, y, fixed))
+
+
+class Block(nn.Module):
+    """What every block has: an activation, and perhaps a warp, at one of the places that `forward` names.
+
+    At pre_norm the warps stand in the block's units, before batch norm, and the block itself has none.
+    """
+
+    warp: nn.Module | None
+
+    def __init__(self, activation: Activation, warp_position: WarpPosition) -> None:
+        super().__init__()
+        self.activation, self.warp_position = activation, warp_position
+
+    def warped(self, y: Tensor, fixed: dict[Any, Any] | None, position: WarpPosition) -> Tensor:
+        return y if self.warp is None or position != self.warp_position else self.warp(y, fixed)
+
+
+class ConvBlock(Block):
+    """Convolution, batch norm, modulation, activation, 2x2 max pooling (docs/method.md).
+
+    Without the norm and the pooling, on images of one pixel, it is a layer of a fully connected network.
     """
 
     def __init__(
@@ -74,31 +119,93 @@ class ResidualBlock(nn.Module):
         inputs: int,
         outputs: int,
         activation: Activation,
+        kernel: int = 3,
+        norm: bool = True,
         pool: bool = True,
+        bias: bool = False,
+        film: Film | None = None,
+        warp: Warp | None = None,
+        warp_position: WarpPosition = "after_pool",
+    ) -> None:
+        super().__init__(activation, warp_position)
+        inside = warp_position == "pre_norm"
+        self.unit = ConvUnit(inputs, outputs, kernel, film, warp if inside else None, bias, norm)
+        self.warp = warp(outputs) if warp and not inside else None
+        self.pool = pool
+
+    def forward(self, u: Tensor, fixed: dict[Any, Any] | None = None) -> Tensor:
+        y = self.activation(self.warped(self.unit(u, fixed), fixed, "pre_activation"))
+        return self.warped(F.max_pool2d(y, 2) if self.pool else y, fixed, "after_pool")
+
+
+class ResidualBlock(Block):
+    """Three convolutions beside a 1x1 shortcut, then activation and pooling (docs/method.md)."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        activation: Activation,
+        pool: bool = True,
+        bias: bool = False,
         film: Film | None = None,
         film_shortcut: bool = False,
         warp: Warp | None = None,
-        warp_after_block: bool = False,
+        warp_position: WarpPosition = "before_addition",
     ) -> None:
-        super().__init__()
-        self.units = nn.ModuleList(ConvUnit(i, outputs, film=film) for i in (inputs, outputs, outputs))
-        self.shortcut = ConvUnit(inputs, outputs, kernel=1, film=film if film_shortcut else None)
-        self.warp = warp(outputs) if warp else None
-        self.activation, self.pool, self.warp_after_block = activation, pool, warp_after_block
+        super().__init__(activation, warp_position)
+        inside = warp_position == "pre_norm"
+        self.units = nn.ModuleList(
+            ConvUnit(i, outputs, film=film, warp=warp if inside else None, bias=bias)
+            for i in (inputs, outputs, outputs)
+        )
+        self.shortcut = ConvUnit(inputs, outputs, kernel=1, film=film if film_shortcut else None, bias=bias)
+        self.warp = warp(outputs) if warp and not inside else None
+        self.pool = pool
 
     def forward(self, u: Tensor, fixed: dict[Any, Any] | None = None) -> Tensor:
         first, second, third = self.units
         y = self.activation(first(u, fixed))
         y = self.activation(second(y, fixed))
-        y = third(y, fixed)
-        if self.warp is not None and not self.warp_after_block:
-            y = self.warp(y, fixed)
+        y = self.warped(third(y, fixed), fixed, "before_addition")
         y = self.activation(y + self.shortcut(u, fixed))
-        if self.pool:
-            y = F.max_pool2d(y, 2)
-        if self.warp is not None and self.warp_after_block:
-            y = self.warp(y, fixed)
-        return y
+        return self.warped(F.max_pool2d(y, 2) if self.pool else y, fixed, "after_block")
+
+
+class WideBlock(Block):
+    """The block of a wide residual network: batch norm and activation stand before the convolutions.
+
+    The shortcut is the identity, or a 1x1 convolution of the activated input where the shape changes.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        activation: Activation,
+        stride: int = 1,
+        bias: bool = False,
+        film: Film | None = None,
+        warp: Warp | None = None,
+        warp_position: WarpPosition = "before_addition",
+    ) -> None:
+        super().__init__(activation, warp_position)
+        self.norms = nn.ModuleList(NormUnit(channels, activation, film) for channels in (inputs, outputs))
+        self.convs = nn.ModuleList(
+            (
+                nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=bias),
+                nn.Conv2d(outputs, outputs, 3, padding=1, bias=bias),
+            )
+        )
+        changes = stride > 1 or inputs != outputs
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=bias) if changes else None
+        self.warp = warp(outputs) if warp else None
+
+    def forward(self, u: Tensor, fixed: dict[Any, Any] | None = None) -> Tensor:
+        (before, between), (first, second) = self.norms, self.convs
+        v = before(u, fixed)
+        y = self.warped(second(between(first(v), fixed)), fixed, "before_addition")
+        return self.warped(y + (u if self.shortcut is None else self.shortcut(v)), fixed, "after_block")
 
 
 def freeze(module: nn.Module) -> nn.Module:

@@ -2,21 +2,37 @@
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from npbml.nets.layers import Activation, ConvUnit, Film, ResidualBlock, Statistics, Warp
+from npbml.errors import SettingError
+from npbml.nets.layers import (
+    Activation,
+    ConvBlock,
+    ConvUnit,
+    Film,
+    NormUnit,
+    ResidualBlock,
+    Statistics,
+    Warp,
+    WarpPosition,
+    WideBlock,
+)
 from npbml.settings import setting
 
-Backbone = Literal["conv4", "resnet12"]
-WarpPosition = Literal["after_pool", "pre_activation", "before_addition", "after_block"]
+Backbone = Literal["conv4", "resnet12", "wrn28-10", "mlp"]
 
-WARP_POSITIONS: dict[str, tuple[WarpPosition, ...]] = {
-    "conv4": ("after_pool", "pre_activation"),
-    "resnet12": ("before_addition", "after_block"),
+WARP_POSITIONS: dict[str, tuple[WarpPosition, ...]] = {  # the first is the default
+    "conv4": ("after_pool", "pre_activation", "pre_norm"),
+    "resnet12": ("before_addition", "after_block", "pre_norm"),
+    "wrn28-10": ("before_addition", "after_block"),
+    "mlp": ("after_pool", "pre_activation", "pre_norm"),
 }
+WIDTHS = {"resnet12": (64, 128, 256, 512), "wrn28-10": (160, 320, 640)}
+WRN_ENTRY = 16  # channels between the first convolution of wrn28-10 and its first group
 ACTIVATIONS: dict[str, Activation] = {
     "relu": F.relu,
     "leaky_relu": partial(F.leaky_relu, negative_slope=0.01),
@@ -29,46 +45,64 @@ class NetworkSettings:
     """The backbone's size and how it normalises."""
 
     filters: int = setting(128, low=1)
-    """Filters of each of the four blocks of conv4."""
-    widths: tuple[int, ...] = setting((64, 128, 256, 512), low=1)
-    """Filters of the blocks of resnet12."""
-    frozen_blocks: int = setting(3, low=0, high=4)
-    """Blocks in the stem, frozen in both loops; the others form the tail, which adapts."""
+    """Filters of each of the four blocks of conv4, or units of each of the two layers of mlp."""
+    widths: tuple[int, ...] | None = setting(None, low=1)
+    """Filters of the blocks of resnet12, or of the groups of wrn28-10; by default the backbone's own."""
+    group_blocks: int = setting(4, low=1)
+    """Blocks in a group of wrn28-10; 4 make its 28 layers."""
+    frozen_blocks: int | None = setting(None, low=0)
+    """Blocks in the stem, frozen in both loops; the others adapt. By default all but the last (none of mlp)."""
+    bias: bool = setting(False)
+    """Convolutions have biases, as MAML's own; those of mlp always have."""
     activation: Literal["auto", "relu", "leaky_relu", "softplus"] = setting("auto")
-    """Non-linearity; auto is the paper's: relu in conv4, leaky_relu (slope 0.01) in resnet12."""
+    """Non-linearity; auto is relu, but leaky_relu (slope 0.01) in resnet12."""
+    embedding: Literal["mean", "flatten"] = setting("mean")
+    """How the last block's map becomes an embedding: averaged over space, or flattened."""
     stem_norm: Statistics = setting("batch")
     """Batch norm of the stem in meta-learning: statistics of the batch, or the running ones of pre-training."""
     tail_norm: Statistics = setting("batch")
     """Batch norm of the tail in meta-learning: statistics of the batch, or the running ones of pre-training."""
-    affine: Literal["pretrained", "identity"] = setting("pretrained")
-    """Batch norm's scale and shift: trained in pre-training and frozen after, or kept at 1 and 0 throughout."""
+    affine: Literal["pretrained", "identity", "meta", "inner"] = setting("pretrained")
+    """Batch norm's scale and shift: trained in pre-training and frozen after; kept at 1 and 0; meta-learned; or
+    meta-learned and adapted in the inner loop."""
+    per_step_norm: bool = setting(False)
+    """A scale and shift of batch norm for each inner step, meta-learned (MAML++); needs affine=meta."""
 
 
-class Conv4Block(nn.Module):
-    """Convolution, batch norm, modulation, activation, 2x2 max pooling (docs/method.md)."""
+def block_widths(backbone: Backbone, settings: NetworkSettings) -> tuple[int, ...]:
+    """Channels that each block of the backbone puts out, from the first to the last."""
+    if backbone in ("conv4", "mlp"):
+        return (settings.filters,) * (4 if backbone == "conv4" else 2)
+    widths = WIDTHS[backbone] if settings.widths is None else settings.widths
+    repeats = settings.group_blocks if backbone == "wrn28-10" else 1
+    return tuple(width for width in widths for _ in range(repeats))
 
-    def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        activation: Activation,
-        film: Film | None = None,
-        warp: Warp | None = None,
-        warp_pre_activation: bool = False,
-    ) -> None:
-        super().__init__()
-        self.unit = ConvUnit(inputs, outputs, film=film)
-        self.warp = warp(outputs) if warp else None
-        self.activation, self.warp_pre_activation = activation, warp_pre_activation
 
-    def forward(self, u: Tensor, fixed: dict[Any, Any] | None = None) -> Tensor:
-        y = self.unit(u, fixed)
-        if self.warp is not None and self.warp_pre_activation:
-            y = self.warp(y, fixed)
-        y = F.max_pool2d(self.activation(y), 2)
-        if self.warp is not None and not self.warp_pre_activation:
-            y = self.warp(y, fixed)
-        return y
+def block_count(backbone: Backbone, settings: NetworkSettings) -> int:
+    """Blocks of the backbone: the units in which it is frozen."""
+    return len(block_widths(backbone, settings))
+
+
+def frozen_blocks(backbone: Backbone, settings: NetworkSettings) -> int:
+    """Blocks in the stem."""
+    if settings.frozen_blocks is not None:
+        return settings.frozen_blocks
+    return 0 if backbone == "mlp" else block_count(backbone, settings) - 1
+
+
+def smallest_image(backbone: Backbone, settings: NetworkSettings) -> int:
+    """The least side of an image that leaves the last block's map a pixel, or enough of them to speak of."""
+    return {"mlp": 1, "wrn28-10": 8}.get(backbone, 2 ** block_count(backbone, settings))
+
+
+def last_side(backbone: Backbone, settings: NetworkSettings, size: int) -> int:
+    """Side of the last block's map for images of side `size`."""
+    blocks = block_count(backbone, settings)
+    if backbone == "mlp":
+        return size
+    if backbone == "wrn28-10":
+        return -(-size // 2 ** (blocks // settings.group_blocks - 1))  # strides round up, once in each later group
+    return size // 2**blocks  # pooling rounds down
 
 
 class Stem(nn.Module):
@@ -85,21 +119,26 @@ class Stem(nn.Module):
 
 
 class Tail(Stem):
-    """features of the stem -> embeddings [n, width], averaged over space.
+    """features of the stem -> embeddings [n, width], averaged over space or flattened.
 
     `fixed` holds the modulations of a task that are computed once and kept (see FiLM).
     """
 
+    def __init__(self, blocks: list[nn.Module], flatten: bool = False) -> None:
+        super().__init__(blocks)
+        self.flatten = flatten
+
     def forward(self, x: Tensor, fixed: dict[Any, Any] | None = None) -> Tensor:
-        return super().forward(x, fixed).mean((2, 3))
+        y = super().forward(x, fixed)
+        return y.flatten(1) if self.flatten else y.mean((2, 3))
 
 
 class Network(nn.Module):
     """The encoder z of Equation 10, as stem and tail."""
 
-    def __init__(self, blocks: list[nn.Module], frozen_blocks: int, width: int) -> None:
+    def __init__(self, blocks: list[nn.Module], frozen_blocks: int, width: int, flatten: bool = False) -> None:
         super().__init__()
-        self.stem, self.tail = Stem(blocks[:frozen_blocks]), Tail(blocks[frozen_blocks:])
+        self.stem, self.tail = Stem(blocks[:frozen_blocks]), Tail(blocks[frozen_blocks:], flatten)
         self.width = width
 
     def forward(self, images: Tensor) -> Tensor:
@@ -114,22 +153,44 @@ def build_network(
     film_shortcut: bool = False,
     warp: Warp | None = None,
     warp_position: WarpPosition | None = None,
+    size: int | None = None,
+    warp_everywhere: bool = False,
 ) -> Network:
-    """The backbone with the rule's parts, `film` and `warp`, in its last block (docs/method.md)."""
-    widths = (settings.filters,) * 4 if backbone == "conv4" else settings.widths
+    """The backbone with the rule's parts, `film` and `warp`, in its last block (docs/method.md).
+
+    With `warp_everywhere` every block of the tail is warped. `size`, the side of the images, decides the width of
+    flattened embeddings. `film_shortcut` is for resnet12, the only one with a batch norm in its shortcut.
+    """
     kind = settings.activation
     if kind == "auto":
-        kind = "relu" if backbone == "conv4" else "leaky_relu"
-    inputs = (channels, *widths)
+        kind = "leaky_relu" if backbone == "resnet12" else "relu"
+    activation, widths = ACTIVATIONS[kind], block_widths(backbone, settings)
+    frozen, last = frozen_blocks(backbone, settings), len(widths) - 1
+    entry = WRN_ENTRY if backbone == "wrn28-10" else channels
     blocks: list[nn.Module] = []
-    for index, width in enumerate(widths):
-        last = index == len(widths) - 1
-        parts: dict[str, Any] = {"film": film if last else None, "warp": warp if last else None}
+    for index, (inputs, outputs) in enumerate(pairwise((entry, *widths))):
+        parts: dict[str, Any] = {
+            "bias": settings.bias or backbone == "mlp",
+            "film": film if index == last else None,
+            "warp": warp if index == last or (warp_everywhere and index >= frozen) else None,
+            "warp_position": warp_position or WARP_POSITIONS[backbone][0],
+        }
         if backbone == "conv4":
-            parts["warp_pre_activation"] = warp_position == "pre_activation"
-            blocks.append(Conv4Block(inputs[index], width, ACTIVATIONS[kind], **parts))
+            blocks.append(ConvBlock(inputs, outputs, activation, **parts))
+        elif backbone == "mlp":
+            blocks.append(ConvBlock(inputs, outputs, activation, kernel=1, norm=False, pool=False, **parts))
+        elif backbone == "resnet12":
+            blocks.append(ResidualBlock(inputs, outputs, activation, film_shortcut=film_shortcut, **parts))
         else:
-            parts["warp_after_block"] = warp_position == "after_block"
-            parts["film_shortcut"] = film_shortcut
-            blocks.append(ResidualBlock(inputs[index], width, ACTIVATIONS[kind], **parts))
-    return Network(blocks, settings.frozen_blocks, widths[-1])
+            halves = index > 0 and index % settings.group_blocks == 0
+            blocks.append(WideBlock(inputs, outputs, activation, stride=2 if halves else 1, **parts))
+    if backbone == "wrn28-10":
+        blocks[0] = Stem([ConvUnit(channels, WRN_ENTRY, bias=settings.bias, norm=False), blocks[0]])
+        blocks[-1] = Stem([blocks[-1], NormUnit(widths[-1], activation, film)])
+
+    width, flatten = widths[-1], settings.embedding == "flatten"
+    if flatten:
+        if size is None:
+            raise SettingError("net.embedding=flatten has a width for each size of images: give the size.")
+        width *= last_side(backbone, settings, size) ** 2
+    return Network(blocks, frozen, width, flatten)

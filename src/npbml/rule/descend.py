@@ -1,8 +1,8 @@
 """The inner loop (Algorithm 2): descend on the learned loss from theta_0, differentiably."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from npbml.settings import setting
 
 Parameters = dict[str, Tensor]
+StepLoss = Callable[[Parameters, int], Tensor]  # theta, and the number of the step -> M
 
 
 @dataclass(frozen=True)
@@ -18,40 +19,79 @@ class InnerSettings:
 
     steps: int = setting(5, low=1)
     """Inner gradient steps J."""
+    test_steps: int | None = setting(None, low=1)
+    """Inner steps on validation and test tasks; as many as in training if not given."""
     lr: float = setting(0.01, above=0)
-    """Inner learning rate alpha."""
+    """Inner learning rate alpha; the start of it where it is learned."""
     momentum: float = setting(0.9, low=0, high=1)
     """Momentum of the inner SGD, differentiated through."""
     nesterov: bool = setting(True)
     """Nesterov's form of momentum."""
     weight_decay: float = setting(5e-4, low=0)
     """Coupled weight decay on every adapted tensor."""
-    order: Literal[1, 2] = setting(2)
-    """Order of the meta-gradient; 1 stops the gradient at every inner step, so phi learns nothing."""
+    layers: Literal["all", "body", "head"] = setting("all")
+    """What adapts of the tail and the head: both, the tail alone, the head alone."""
+    last_blocks: int | None = setting(None, low=1)
+    """Of the tail, only this many blocks adapt, counted from the last; all of them if not given."""
     batch: Literal["joint", "support"] = setting("joint")
     """Images in the inner loop's batch: support and query, or support alone (docs/method.md, item 2)."""
     final_batch: Literal["query", "joint"] = setting("query")
     """Images in the batch of the scored prediction (item 3)."""
 
 
-def descend(loss: Callable[[Parameters], Tensor], theta: Parameters, settings: InnerSettings) -> Parameters:
-    """theta_J: `settings.steps` steps of SGD on `loss` from `theta`.
+class Point(NamedTuple):
+    """Where an inner step is taken."""
 
-    Each step computes what torch.optim.SGD computes (decay, then momentum, then Nesterov), but leaves
-    gradients, buffers and parameters in the graph.
+    theta: Parameters
+    step: int
+    loss: Callable[[Parameters], Tensor]  # the inner loss of this step
+    noise: Tensor  # uniform in (0, 1); of a task, the same in all its steps
+
+
+Precondition = Callable[[Parameters, Point], Parameters]
+
+
+def descend(
+    loss: StepLoss,
+    theta: Parameters,
+    settings: InnerSettings,
+    precondition: Precondition,
+    noise: Tensor,
+    steps: Iterable[int],
+    order: int = 2,
+) -> list[Parameters]:
+    """theta_0 to theta_J: SGD on `loss(theta, step)` from `theta`, one step for each number of `steps`.
+
+        theta_{j+1} = theta_j - P(v_j),   v = the gradient, after weight decay, momentum and Nesterov's combination
+
+    The direction v is what torch.optim.SGD computes, but gradients, buffers and parameters stay in the graph.
+    `precondition` gives P, which contains the learning rate. Of order 1, the gradients carry no gradient.
     """
-    rate, momentum, decay = settings.lr, settings.momentum, settings.weight_decay
+    momentum, decay = settings.momentum, settings.weight_decay
     buffer: Parameters = {}
-    for _ in range(settings.steps):
-        gradient = torch.func.grad(loss)(theta)
-        if settings.order == 1:
+    trajectory = [theta]
+    for step in steps:
+        here = _at(loss, step)
+        gradient = torch.func.grad(here)(theta)
+        if order == 1:
             gradient = {name: g.detach() for name, g in gradient.items()}
-        direction = {name: g + decay * theta[name] for name, g in gradient.items()}
+        direction = {name: g + decay * theta[name] if decay else g for name, g in gradient.items()}
         if momentum:
             buffer = {name: momentum * buffer[name] + d if buffer else d for name, d in direction.items()}
             if settings.nesterov:
                 direction = {name: d + momentum * buffer[name] for name, d in direction.items()}
             else:
                 direction = buffer
-        theta = {name: theta[name] - rate * direction[name] for name in theta}
-    return theta
+        change = precondition(direction, Point(theta, step, here, noise))
+        theta = {name: theta[name] - change[name] for name in theta}
+        trajectory.append(theta)
+    return trajectory
+
+
+def _at(loss: StepLoss, step: int) -> Callable[[Parameters], Tensor]:
+    return lambda theta: loss(theta, step)
+
+
+def plain(lr: float) -> Precondition:
+    """P = alpha I"""
+    return lambda direction, point: {name: lr * d for name, d in direction.items()}

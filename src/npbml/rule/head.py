@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from npbml.settings import setting
@@ -20,15 +21,25 @@ class HeadSettings:
 
 
 class Head(nn.Module):
-    """One row (unicorn) or `ways` rows (linear) of weights and biases."""
+    """One row (unicorn) or `outputs` rows (linear) of weights and biases.
 
-    def __init__(self, width: int, rows: int = 1, carry_gradient: bool = True) -> None:
+    With a warp, a matrix T that starts as the identity multiplies the logits (T-Net).
+    """
+
+    def __init__(self, width: int, outputs: int, settings: HeadSettings, warp: bool = False) -> None:
         super().__init__()
+        rows = 1 if settings.kind == "unicorn" else outputs
         self.weight = nn.Parameter(torch.zeros(rows, width))
         self.bias = nn.Parameter(torch.zeros(rows))
-        self.carry_gradient = carry_gradient
+        self.warp = nn.Parameter(torch.eye(outputs)) if warp else None
+        self.carry_gradient = settings.copy == "expand"
 
-    def start(self, ways: int) -> tuple[Tensor, Tensor]:
-        """The head of a task at theta_0: weight [ways, width] and bias [ways]."""
-        weight, bias = self.weight.expand(ways, -1), self.bias.expand(ways)
+    def start(self, outputs: int) -> tuple[Tensor, Tensor]:
+        """The head of a task at theta_0: weight [outputs, width] and bias [outputs]."""
+        weight, bias = self.weight.expand(outputs, -1), self.bias.expand(outputs)
         return (weight, bias) if self.carry_gradient else (weight.detach(), bias.detach())
+
+    def forward(self, embeddings: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """embeddings [n, width] -> logits [n, outputs], by the weight and bias of a task"""
+        logits = F.linear(embeddings, weight, bias)
+        return logits if self.warp is None else F.linear(logits, self.warp)

@@ -1,5 +1,6 @@
-"""The meta-learned loss M = L_base + L^S + L^Q + R (the paper's section 3.3)."""
+"""The meta-learned loss M = L_base + L^S + L^Q + R (the paper's section 3.3), and the losses of other methods."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from npbml.nets.layers import initialise
+from npbml.rule.adaptive import AdaptiveLosses
+from npbml.rule.critic import Critic
 from npbml.rule.descend import Parameters
 from npbml.rule.modulate import FiLM
 from npbml.settings import setting
@@ -19,13 +23,19 @@ class LossSettings:
     """The meta-learned loss."""
 
     base: bool = setting(True)
-    """Cross-entropy on the support set."""
+    """Cross-entropy on the support set, or squared error for values."""
     inductive: bool = setting(True)
     """The inductive network L^S, on the support set."""
     transductive: bool = setting(True)
     """The transductive network L^Q, on the query images and their relation scores."""
     regulariser: bool = setting(True)
     """The regulariser R, on statistics of the adapted tensors."""
+    adaptive_support: bool = setting(False)
+    """A network for each inner step on the support set, adapted to the task (MeTAL)."""
+    adaptive_query: bool = setting(False)
+    """A network for each inner step on the query images, adapted to the task (MeTAL)."""
+    critic_steps: int = setting(0, low=0)
+    """Steps on the critic of the query predictions, after those on the other terms (SCA); 0: no critic."""
     hidden: int = setting(40, low=1)
     """Width of the two hidden layers."""
     film: bool = setting(True)
@@ -44,9 +54,15 @@ class LossSettings:
     """Divide L1 by the number of entries and L2 by its root: over a whole layer the sums run into thousands."""
 
     @property
+    def learned(self) -> dict[str, bool]:
+        """The terms that have networks, and whether they are on."""
+        names = ("inductive", "transductive", "regulariser", "adaptive_support", "adaptive_query")
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def fixes_ways(self) -> bool:
         """Whether a network's input has a slot for each class, so that it takes one number of ways only."""
-        return self.inductive or self.transductive
+        return self.critic_steps > 0 or any(on for name, on in self.learned.items() if name != "regulariser")
 
 
 class LossNetwork(nn.Module):
@@ -74,29 +90,45 @@ class LossNetwork(nn.Module):
 class LearnedLoss(nn.Module):
     """M(support, query, theta), the sum of the terms that are switched on."""
 
-    def __init__(self, settings: LossSettings, ways: int, tensors: int) -> None:
-        """`ways` classes and `tensors` adapted tensors: the sizes of the networks' inputs."""
+    def __init__(
+        self, settings: LossSettings, outputs: int, tensors: int, steps: int, base: "BaseLoss | None" = None
+    ) -> None:
+        """`outputs` of the head, `tensors` adapted tensors and inner `steps`: the sizes of the networks."""
         super().__init__()
-        self.settings = settings
+        self.settings, self.base = settings, base or cross_entropy
 
         def network(inputs: int) -> LossNetwork:
             return LossNetwork(inputs, settings.hidden, settings.film, settings.activation)
 
-        self.inductive = network(2 * ways + 1) if settings.inductive else None
+        self.inductive = network(2 * outputs + 1) if settings.inductive else None
         self.transductive = None
         if settings.transductive:
-            self.transductive = self.inductive if settings.share else network(2 * ways + 1)
+            self.transductive = self.inductive if settings.share else network(2 * outputs + 1)
         self.regulariser = network(4 * tensors) if settings.regulariser else None
+        sides = (settings.adaptive_support, settings.adaptive_query)
+        self.adaptive = AdaptiveLosses(outputs, tensors, steps, *sides) if any(sides) else None
+        self.critic = Critic(outputs) if settings.critic_steps else None
 
-    def forward(self, support: Tensor, labels: Tensor, query: Tensor, scores: Tensor, theta: Parameters) -> Tensor:
-        """support logits [n, ways], labels one-hot [n, ways], query logits and relation scores [m, ways]"""
-        return sum(self.terms(support, labels, query, scores, theta).values(), support.new_zeros(()))
+    def begin(self, std: float, generator: torch.Generator, uniform_bias: bool = False) -> None:
+        """The start of every network."""
+        for part in (self.inductive, self.transductive, self.regulariser):
+            if part is not None and not (part is self.transductive and self.settings.share):
+                initialise(part, std, generator, uniform_bias)
+        for other in (self.adaptive, self.critic):
+            if other is not None:
+                other.begin(std, generator)
+
+    def forward(
+        self, support: Tensor, labels: Tensor, query: Tensor, scores: Tensor, theta: Parameters, step: int = 0
+    ) -> Tensor:
+        """support logits [n, outputs], labels one-hot [n, outputs], query logits and relation scores [m, ways]"""
+        return sum(self.terms(support, labels, query, scores, theta, step).values(), support.new_zeros(()))
 
     def terms(
-        self, support: Tensor, labels: Tensor, query: Tensor, scores: Tensor, theta: Parameters
+        self, support: Tensor, labels: Tensor, query: Tensor, scores: Tensor, theta: Parameters, step: int = 0
     ) -> dict[str, Tensor]:
         """Each term by its name."""
-        base = cross_entropy(support, labels)
+        base = self.base(support, labels)
         terms = {}
         if self.settings.base:
             terms["base"] = base.mean()
@@ -108,6 +140,8 @@ class LearnedLoss(nn.Module):
             )
         if self.regulariser is not None:
             terms["regulariser"] = self.regulariser(self.summary(theta).unsqueeze(0))
+        if self.adaptive is not None:
+            terms |= self.adaptive(step, base.mean(), theta, support, labels, query)
         return terms
 
     def items(self, logits: Tensor, target: Tensor, loss: Tensor) -> Tensor:
@@ -141,3 +175,12 @@ def one_hot(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """L_base per item: logits [n, ways] against target probabilities [n, ways] -> [n]"""
     return -(target * logits.log_softmax(-1)).sum(-1)
+
+
+def squared_error(values: Tensor, target: Tensor) -> Tensor:
+    """L_base per item of a regression: [n, outputs] against [n, outputs] -> [n]"""
+    return (values - target).square().sum(-1)
+
+
+BaseLoss = Callable[[Tensor, Tensor], Tensor]
+BASES: dict[str, BaseLoss] = {"classes": cross_entropy, "values": squared_error}

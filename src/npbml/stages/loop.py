@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
+from npbml.engine.evaluate import ACCURACY, Measure
 from npbml.errors import RunError
 from npbml.files import load_tensors, read_json, save_tensors, write_json
 
@@ -29,7 +30,7 @@ class Trainer(Protocol):
         """One gradient step; the metrics to log."""
 
     def validate(self) -> float:
-        """Accuracy in percent on meta-validation tasks, always the same ones."""
+        """The measure on meta-validation tasks, always the same ones; an accuracy in percent."""
 
     def result(self) -> Mapping[str, Tensor]:
         """The tensors worth keeping from the current state."""
@@ -42,7 +43,7 @@ class Observer:
 
     def stepped(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
-    def validated(self, step: int, accuracy: float, best: float) -> None: ...
+    def validated(self, step: int, value: str) -> None: ...
 
     def end(self, note: str) -> None: ...
 
@@ -66,6 +67,13 @@ class Loop:
     validate_every: int
     checkpoint_seconds: float
     fingerprint: str  # of the settings: a checkpoint made with others is refused
+    measure: Measure = ACCURACY
+    keep: int = 1  # states, the best ones
+
+    def file(self, rank: int) -> Path:
+        """Where the best state, of rank 0, and those after it are left."""
+        name = Path(self.weights)
+        return self.folder / (self.weights if rank == 0 else f"{name.stem}-{rank + 1}{name.suffix}")
 
     @property
     def done(self) -> bool:
@@ -90,22 +98,22 @@ def run_loop(loop: Loop, trainer: Trainer, observer: Observer, about: Mapping[st
             state.save(loop, trainer)
 
         def judge() -> None:
-            accuracy = trainer.validate()
-            if accuracy > state.best_accuracy:
-                state.best_accuracy, state.best_step = accuracy, state.step
-                state.best = {name: tensor.detach().clone() for name, tensor in trainer.result().items()}
-            journal.write(state.step, {"validation": accuracy})
-            observer.validated(state.step, accuracy, state.best_accuracy)
+            value = trainer.validate()
+            state.judged(value, trainer, loop)
+            journal.write(state.step, {"validation": value})
+            observer.validated(state.step, loop.measure.show(value))
 
-        if state.step == 0 and not state.best:
+        if state.step == 0 and not state.kept:
             judge()
         log_every = max(1, loop.steps // 2000)
         while state.step < loop.steps:
+            stepped = time.monotonic()
             try:
                 metrics = trainer.step(state.step)
             except RunError:
                 save()
                 raise
+            state.stepping += time.monotonic() - stepped
             state.step += 1
             observer.stepped(state.step, metrics)
             if state.step % log_every == 0:
@@ -118,17 +126,22 @@ def run_loop(loop: Loop, trainer: Trainer, observer: Observer, about: Mapping[st
             if state.step < loop.steps and time.monotonic() - saved >= loop.checkpoint_seconds:
                 save()
         journal.sync()
-    save_tensors(loop.folder / loop.weights, state.best, about)
+    for rank, tensors in enumerate(state.best):
+        save_tensors(loop.file(rank), tensors, about)
+    (validation, best_step), *_ = state.kept
     summary = {
         "fingerprint": loop.fingerprint,
         "steps": state.step,
-        "best_step": state.best_step,
-        "validation": state.best_accuracy,
+        "best_step": best_step,
+        "start": state.start,
+        "validation": validation,
+        "kept": len(state.kept),
         "seconds": round(before + time.monotonic() - started, 2),
+        "step_ms": round(1000 * state.stepping / state.step, 3),
     }
     write_json(loop.folder / "done.json", summary)
     (loop.folder / "checkpoint.safetensors").unlink(missing_ok=True)
-    observer.end(f"best {state.best_accuracy:.2f} % on validation, at step {state.best_step}")
+    observer.end(f"best {loop.measure.show(validation)} on validation, at step {best_step}")
     return summary
 
 
@@ -144,13 +157,26 @@ class _State:
     """Everything that a stage needs to go on as if it had never stopped."""
 
     def __init__(self) -> None:
-        self.step, self.best_step, self.journal = 0, 0, 0
-        self.best_accuracy, self.seconds = -1.0, 0.0
-        self.best: dict[str, Tensor] = {}
+        self.step, self.journal = 0, 0
+        self.seconds, self.stepping, self.start = 0.0, 0.0, 0.0
+        self.kept: list[tuple[float, int]] = []  # value and step of the best states, the best first
+        self.best: list[dict[str, Tensor]] = []
+
+    def judged(self, value: float, trainer: Trainer, loop: Loop) -> None:
+        """Keep the present state where it is among the best; of equals, the earlier is the better."""
+        if self.step == 0:
+            self.start = value
+        place = sum(not loop.measure.better(value, other) for other, _ in self.kept)
+        if place < loop.keep:
+            now = {name: tensor.detach().clone() for name, tensor in trainer.result().items()}
+            self.kept.insert(place, (value, self.step))
+            self.best.insert(place, now)
+            del self.kept[loop.keep :], self.best[loop.keep :]
 
     def save(self, loop: Loop, trainer: Trainer) -> None:
         tensors = {f"module.{name}": tensor for name, tensor in trainer.module.state_dict().items()}
-        tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
+        for rank, kept in enumerate(self.best):
+            tensors |= {f"best.{rank}.{name}": tensor for name, tensor in kept.items()}
         for index, entry in trainer.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in entry.items() if value is not None}
         about = {name: value for name, value in vars(self).items() if name != "best"}
@@ -167,7 +193,7 @@ class _State:
             raise RunError(f"{path} was made with other settings than this run's: choose another --run.")
         state = cls()
         vars(state).update(about)
-        state.best = _below("best.", tensors)
+        state.best = [_below(f"best.{rank}.", tensors) for rank in range(len(state.kept))]
         trainer.module.load_state_dict(_below("module.", tensors))
         entries: dict[int, dict[str, Tensor]] = {}
         for name, tensor in _below("optimizer.", tensors).items():

@@ -9,25 +9,28 @@ import torch
 from torch import Tensor
 
 from npbml.config import Config
-from npbml.data.tasks import ClassSet
 from npbml.engine.ahead import Ahead
-from npbml.engine.evaluate import accuracy, evaluate, learner_answers
+from npbml.engine.evaluate import MEASURES, evaluate, learner_answers
 from npbml.engine.metastep import meta_step
-from npbml.engine.source import TaskSource
+from npbml.engine.source import Source, TaskSource
 from npbml.errors import RunError, SettingError
 from npbml.learner import GROUPS, Learner, Prepared
 from npbml.randomness import generator
 from npbml.stages.pretrain import augmented
 from npbml.threads import one_core
 
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
+}
+
 
 class MetaTrainer:
     """Meta-steps on batches of training tasks, judged on meta-validation tasks."""
 
-    def __init__(self, config: Config, learner: Learner, train: ClassSet, val: ClassSet) -> None:
-        self.config, self.module = config, learner
-        self.train = TaskSource(learner, train, config.shots, config.queries)
-        self.val = TaskSource(learner, val, config.shots, config.queries)
+    def __init__(self, config: Config, learner: Learner, train: Source, val: Source) -> None:
+        self.config, self.module, self.train, self.val = config, learner, train, val
         settings, groups = config.train, learner.groups()
         self.rates = {letter: getattr(settings.lr, letter) for letter in GROUPS}
         parts = [
@@ -37,19 +40,20 @@ class MetaTrainer:
         ]
         if not parts:
             raise SettingError(f"train.lr leaves nothing to meta-learn in {config.method}: set a rate above 0.")
-        kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
-        self.optimizer = kind(parts, weight_decay=settings.weight_decay)
-        on_cpu = train.images.device.type == "cpu"
+        self.optimizer = OPTIMIZERS[settings.optimizer](parts, weight_decay=settings.weight_decay)
+        on_cpu = next(learner.parameters()).device.type == "cpu"
         self.ahead = Ahead(self._prepare) if settings.ahead and on_cpu else None
 
     def step(self, index: int) -> dict[str, float]:
-        settings = self.config.train
+        settings, outer = self.config.train, self.module.outer(index / self.config.train.steps)
         for part in self.optimizer.param_groups:
             part["lr"] = self.rates[part["name"]] * self._schedule(index)
         try:
             with nullcontext() if self.ahead is None else one_core():
                 prepared, labels = self._prepare(index) if self.ahead is None else self.ahead.take(index)
-                loss = meta_step(self.module, self.optimizer, prepared, labels, settings.clip, settings.clip_at)
+                loss = meta_step(
+                    self.module, self.optimizer, prepared, labels, settings.clip, settings.clip_at, outer
+                )
         except RunError as error:
             raise RunError(
                 f"Meta-step {index + 1} of {self.config.method} is not finite: {error}. The state before it is "
@@ -58,29 +62,31 @@ class MetaTrainer:
         return {"loss": loss}
 
     def validate(self) -> float:
-        answer = learner_answers(self.module, self.val)
-        tasks, together = self.config.train.validation_tasks, self.config.test.together
-        return accuracy(evaluate(answer, self.val.draw, tasks, together, self.config.seed, "validation")).mean
+        settings, together = self.config.train, self.config.test.together
+        measure, answer = MEASURES[self.config.target], learner_answers(self.module, self.val)
+        tasks = settings.validation_tasks
+        per_task = evaluate(answer, self.val.draw, tasks, together, self.config.seed, "validation", measure)
+        return measure.over(per_task).mean
 
     def result(self) -> Mapping[str, Tensor]:
         return self.module.state_dict()
 
     def _prepare(self, index: int) -> tuple[Prepared, Tensor]:
-        config, classes, tasks = self.config, self.train.classes, self.config.meta_batch
-        chosen = None
-        if config.train.coverage == "balanced":
+        config, source, tasks = self.config, self.train, self.config.meta_batch
+        chosen, look = None, None
+        if isinstance(source, TaskSource) and config.train.coverage == "balanced":
             rounds = partial(generator, config.seed, "cover")
-            chosen = classes.cover(index * tasks, tasks, config.ways, rounds)
-        indices = self.train.draw(tasks, generator(config.seed, "train", index), chosen)
-        return self.train.prepare(indices, self._look(index))
-
-    def _look(self, index: int) -> Callable[[Tensor], Tensor] | None:
-        if not self.config.train.augment:
-            return None
-        random = generator(self.config.seed, "augment", index)
-        return augmented(self.train.classes, self.config.pretrain.augment, random)
+            chosen = source.classes.cover(index * tasks, tasks, config.ways, rounds)
+        if isinstance(source, TaskSource) and config.train.augment:
+            random = generator(config.seed, "augment", index)
+            look = augmented(source.classes, config.pretrain.augment, random)
+        return source.prepare(source.draw(tasks, generator(config.seed, "train", index), chosen), look)
 
     def _schedule(self, index: int) -> float:
-        if self.config.train.schedule == "constant":
-            return 1.0
-        return 0.1 + 0.45 * (1 + math.cos(math.pi * index / self.config.train.steps))
+        progress = index / self.config.train.steps
+        return {
+            "constant": 1.0,
+            "cosine": 0.1 + 0.45 * (1 + math.cos(math.pi * progress)),
+            "halving": 0.5 ** int(2.5 * progress),
+            "fifths": 0.1 ** int(5 * progress),
+        }[self.config.train.schedule]

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from npbml.config import Config
 from npbml.data.augment import AugmentSettings, augment
 from npbml.data.tasks import ClassSet, Task
-from npbml.engine.evaluate import accuracy, evaluate
+from npbml.engine.evaluate import ACCURACY, evaluate
 from npbml.errors import RunError
-from npbml.learner import encoder
+from npbml.learner import ImageSpec
+from npbml.learner.build import encoder
+from npbml.learner.settings import image_spec
 from npbml.nets.layers import Norm, freeze, initialise, set_norm
 from npbml.nets.network import Network
 from npbml.randomness import generator
@@ -25,7 +27,7 @@ class Pretrainer:
 
     def __init__(self, config: Config, train: ClassSet, val: ClassSet, device: torch.device) -> None:
         self.config, self.train, self.val, self.labels = config, train, val, train.labels
-        self.network = pretrain_network(config, train.images.shape[1])
+        self.network = pretrain_network(config, image_spec(train))
         head = nn.Linear(self.network.width, len(train))
         self.module = nn.ModuleDict({"network": self.network, "head": head})
         initialise(self.module, config.init.std, generator(config.seed, "pretrain"))
@@ -68,7 +70,7 @@ class Pretrainer:
             "validation",
         )
         set_norm(self.network, "track")
-        return accuracy(per_task).mean
+        return ACCURACY.over(per_task).mean
 
     def result(self) -> Mapping[str, Tensor]:
         return self.network.state_dict()
@@ -84,9 +86,9 @@ def augmented(classes: ClassSet, settings: AugmentSettings, random: torch.Genera
     return look
 
 
-def pretrain_network(config: Config, channels: int) -> Network:
+def pretrain_network(config: Config, images: ImageSpec) -> Network:
     """The encoder as it is pre-trained: without modulation, the warp unit in place but untrained."""
-    network = encoder(config, channels, with_film=False, with_warp=config.pretrain.warp)
+    network = encoder(config, images, with_film=False, with_warp=config.pretrain.warp)
     for part in network.modules():
         if isinstance(part, Norm) and config.net.affine == "identity":
             freeze(part)

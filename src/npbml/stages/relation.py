@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from npbml.config import Config
 from npbml.data.tasks import ClassSet, Task
-from npbml.engine.evaluate import accuracy, evaluate
+from npbml.engine.evaluate import ACCURACY, evaluate
 from npbml.errors import RunError
 from npbml.nets.layers import initialise
 from npbml.nets.relation import RelationNetwork
@@ -59,7 +59,7 @@ class RelationTrainer:
             return self.val.draw(count, config.ways, config.shots, config.queries, random)
 
         tasks, together = config.relation.validation_tasks, config.test.together
-        return accuracy(evaluate(answer, draw, tasks, together, config.seed, "validation")).mean
+        return ACCURACY.over(evaluate(answer, draw, tasks, together, config.seed, "validation")).mean
 
     def result(self) -> Mapping[str, Tensor]:
         return self.module.state_dict()

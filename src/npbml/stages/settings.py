@@ -60,11 +60,11 @@ class RateSettings:
     """A meta learning rate for each group of meta-parameters; 0 keeps the group as it is (item 12)."""
 
     theta: float = setting(1e-5, low=0)
-    """The initialisation: convolutions of the last block, and the head."""
+    """The initialisation: what adapts, and what starts a task."""
     omega: float = setting(1e-5, low=0)
-    """The warp preconditioner."""
+    """The preconditioner: warps, rates, matrices, generators of these."""
     phi: float = setting(1e-5, low=0)
-    """The loss networks."""
+    """The loss networks and the critic."""
     psi: float = setting(1e-5, low=0)
     """The FiLM generators."""
 
@@ -78,12 +78,13 @@ class TrainSettings:
     meta_batch: int | None = setting(None, low=1)
     """Tasks in a meta-step; by default the paper's 4 at one shot and 2 at more."""
     lr: RateSettings = group(RateSettings)
-    optimizer: Literal["adam", "adamw"] = setting("adam")
-    """The outer optimiser (item 26)."""
+    optimizer: Literal["adam", "adamw", "sgd"] = setting("adam")
+    """The outer optimiser (item 26); sgd has Nesterov momentum 0.9."""
     weight_decay: float = setting(0.0, low=0)
     """Weight decay of the outer optimiser."""
-    schedule: Literal["constant", "cosine"] = setting("constant")
-    """How the meta learning rates change; cosine ends at a tenth (item 26)."""
+    schedule: Literal["constant", "cosine", "halving", "fifths"] = setting("constant")
+    """How the meta learning rates change (item 26): cosine ends at a tenth, halving halves them after 2/5 and 4/5
+    of the steps, fifths takes a tenth after each fifth."""
     clip: Literal["none", "value", "norm"] = setting("none")
     """Clip the meta-gradient by element or by norm (item 28)."""
     clip_at: float = setting(10.0, above=0)
@@ -92,6 +93,8 @@ class TrainSettings:
     """Steps between validations (item 29)."""
     validation_tasks: int = setting(600, low=2)
     """Meta-validation tasks in a validation."""
+    ensemble: int = setting(1, low=1)
+    """States that are kept, the best on validation; at test their logits are averaged."""
     augment: bool = setting(False)
     """Augment the tasks as in pre-training (item 34)."""
     coverage: Literal["random", "balanced"] = setting("random")

@@ -1,0 +1,32 @@
+"""The sinusoid benchmark: regression on y = A sin(x - p), which needs no data."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from npbml.data.tasks import Task
+
+AMPLITUDE, PHASE, REACH = (0.1, 5.0), (0.0, math.pi), (-5.0, 5.0)
+
+
+class Sinusoids(NamedTuple):
+    """Waves of uniform amplitude and phase, known at a few uniform places."""
+
+    shots: int
+    queries: int
+
+    def draw(self, tasks: int, generator: torch.Generator) -> Tensor:
+        """Amplitude, phase and places of each task: [tasks, 2 + shots + queries]"""
+        uniform = torch.rand(tasks, 2 + self.shots + self.queries, generator=generator)
+        ranges = torch.tensor([AMPLITUDE, PHASE, *[REACH] * (self.shots + self.queries)])
+        return ranges[:, 0] + (ranges[:, 1] - ranges[:, 0]) * uniform
+
+    def task(self, drawn: Tensor) -> Task:
+        """The batch of tasks with these waves: places are images of one pixel, labels are values."""
+        amplitude, phase, places = drawn[:, :1], drawn[:, 1:2], drawn[:, 2:]
+        values = amplitude * torch.sin(places - phase)
+        images = places[..., None, None, None]
+        support, query = slice(self.shots), slice(self.shots, None)
+        return Task(images[:, support], values[:, support], images[:, query], values[:, query])

@@ -1,0 +1,205 @@
+"""What makes a learner what it is, and which combinations make sense."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from npbml.data.tasks import ClassSet
+from npbml.errors import SettingError
+from npbml.nets.network import WARP_POSITIONS, Backbone, NetworkSettings, block_count, frozen_blocks
+from npbml.nets.relation import RelationSettings
+from npbml.rule.descend import InnerSettings
+from npbml.rule.head import HeadSettings
+from npbml.rule.loss import LossSettings
+from npbml.rule.modulate import FilmSettings
+from npbml.rule.objective import OuterSettings
+from npbml.rule.precondition import PreconditionSettings, check_precondition
+from npbml.rule.warp import WarpSettings
+from npbml.settings import group, setting
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """The pictures a learner takes: their size, channels and normalisation."""
+
+    channels: int
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def image_spec(classes: ClassSet) -> ImageSpec:
+    """The pictures of these classes."""
+    _, channels, _, size = classes.images.shape
+    return ImageSpec(channels, size, tuple(classes.mean.tolist()), tuple(classes.std.tolist()))
+
+
+@dataclass(frozen=True)
+class InitSettings:
+    """How what is learned starts (docs/method.md, items 32 and 33)."""
+
+    source: Literal["pretrained", "scratch"] = setting("pretrained")
+    """Where meta-training starts: from the pre-trained encoder, or from a random one."""
+    weights: Literal["normal", "xavier"] = setting("normal")
+    """A random encoder's weights: N(0, std^2), or uniform by Xavier's rule."""
+    std: float = setting(0.01, low=0)
+    """Standard deviation of the normal start of every weight: the paper's N(0, 1e-2)."""
+    uniform_bias: bool = setting(False)
+    """Start biases from torch's uniform default instead of zero."""
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """Everything that makes a learner what it is."""
+
+    backbone: Backbone = setting("conv4")
+    """The network: conv4, resnet12, wrn28-10, or mlp for numbers in place of images."""
+    target: Literal["classes", "values"] = setting("classes")
+    """What is learned: classes, by cross-entropy, or a value, by squared error."""
+    ways: int = setting(5, low=2)
+    """Classes in a task, N."""
+    net: NetworkSettings = group(NetworkSettings)
+    head: HeadSettings = group(HeadSettings)
+    precondition: PreconditionSettings = group(PreconditionSettings)
+    warp: WarpSettings = group(WarpSettings)
+    film: FilmSettings = group(FilmSettings)
+    loss: LossSettings = group(LossSettings)
+    inner: InnerSettings = group(InnerSettings)
+    outer: OuterSettings = group(OuterSettings)
+    init: InitSettings = group(InitSettings)
+    relation: RelationSettings = group(RelationSettings)
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the head gives for an item."""
+        return self.ways if self.target == "classes" else 1
+
+
+def check_learner(settings: LearnerSettings) -> None:
+    """Refuse combinations of settings that make no sense."""
+    for check in (_check_network, _check_adapted, _check_rule, _check_loss, _check_outer):
+        check(settings)
+
+
+def _check_network(settings: LearnerSettings) -> None:
+    net, backbone = settings.net, settings.backbone
+    for name, widths in (("net.widths", net.widths), ("relation.widths", settings.relation.widths)):
+        if widths is not None and not widths:
+            raise SettingError(f"{name} takes the filters of at least one block.")
+    position, allowed = settings.warp.position, WARP_POSITIONS[backbone]
+    if position != "auto" and position not in allowed:
+        raise SettingError(f"warp.position={position} does not exist in {backbone}: {' or '.join(allowed)}.")
+    blocks, frozen = block_count(backbone, net), frozen_blocks(backbone, net)
+    if frozen > blocks:
+        raise SettingError(f"net.frozen_blocks is {frozen}, but {backbone} has {blocks} blocks.")
+    if frozen == blocks and (settings.warp.kind == "learned" or settings.film.enabled):
+        raise SettingError(
+            f"net.frozen_blocks={frozen} leaves no block to warp or to modulate: set warp.kind=fixed or none, and "
+            "film.enabled=false."
+        )
+    if settings.init.source == "scratch" and frozen:
+        raise SettingError(
+            f"init.source=scratch with {frozen} frozen blocks would keep random blocks for ever: set "
+            "net.frozen_blocks=0 or init.source=pretrained."
+        )
+    if settings.init.source == "scratch" and net.affine == "pretrained" and backbone != "mlp":
+        raise SettingError(
+            "net.affine=pretrained needs a pre-trained encoder: set net.affine=meta, inner or identity."
+        )
+    if net.per_step_norm and net.affine != "meta":
+        raise SettingError("net.per_step_norm learns batch norm's scale and shift: it needs net.affine=meta.")
+
+
+def _check_adapted(settings: LearnerSettings) -> None:
+    inner, tail = settings.inner, _tail(settings)
+    if inner.layers == "body" and tail == 0:
+        raise SettingError("inner.layers=body leaves nothing to adapt: every block is frozen.")
+    if inner.layers == "body" and settings.head.kind == "unicorn" and settings.target == "classes":
+        raise SettingError(
+            "inner.layers=body keeps the head, and head.kind=unicorn gives every class the same one: no class "
+            "could be told from another. Set head.kind=linear."
+        )
+    if inner.layers == "head" and settings.warp.kind == "learned":
+        raise SettingError(
+            "warp.kind=learned preconditions the layers before it, and inner.layers=head adapts none of them: set "
+            "warp.kind=none."
+        )
+    if inner.layers == "head" and inner.last_blocks is not None:
+        raise SettingError("inner.last_blocks says which blocks adapt; with inner.layers=head none does.")
+    if inner.last_blocks is not None and inner.last_blocks > tail:
+        raise SettingError(f"inner.last_blocks is {inner.last_blocks}, but only {tail} blocks are not frozen.")
+    if inner.nesterov and inner.momentum == 0:
+        raise SettingError("inner.nesterov needs inner.momentum above 0.")
+
+
+def _check_rule(settings: LearnerSettings) -> None:
+    check_precondition(settings.precondition)
+    inner, chain = settings.inner, settings.precondition.chain
+    if {"svd", "svd_approx"} & set(chain) and (inner.layers == "head" or _tail(settings) == 0):
+        raise SettingError("precondition.chain has svd, which acts on convolutions, and none of them adapts.")
+    if "unit_mask" in chain and {"svd", "svd_approx"} & set(chain[chain.index("unit_mask") :]):
+        raise SettingError(
+            "precondition.chain masks units before svd, which would see gradients with empty rows, whose singular "
+            "vectors are arbitrary: put svd before unit_mask."
+        )
+    by_step: list[str] = [kind for kind in chain if kind in ("rates", "generated")]
+    by_step += ["net.per_step_norm"] * settings.net.per_step_norm
+    by_step += ["loss.adaptive_support"] * settings.loss.adaptive_support
+    by_step += ["loss.adaptive_query"] * settings.loss.adaptive_query
+    if by_step and inner.test_steps is not None and inner.test_steps > inner.steps:
+        raise SettingError(
+            f"{by_step[0]} is learned for each of inner.steps={inner.steps} steps: inner.test_steps="
+            f"{inner.test_steps} would need more."
+        )
+    if settings.film.refresh == "task" and settings.film.conditioning != "batch":
+        raise SettingError(
+            "film.refresh=task keeps one modulation for batches of any size: it needs film.conditioning=batch."
+        )
+
+
+def _check_loss(settings: LearnerSettings) -> None:
+    loss, inner = settings.loss, settings.inner
+    for name in ("transductive", "adaptive_query"):
+        if not getattr(loss, name):
+            continue
+        if settings.target == "values":
+            raise SettingError(f"loss.{name} speaks of the classes of query items; target=values has none.")
+        if inner.batch == "support":
+            raise SettingError(
+                f"inner.batch=support leaves the query images out of the inner loop, where loss.{name} needs "
+                f"them: set inner.batch=joint or loss.{name}=false."
+            )
+    if not any((loss.base, *loss.learned.values())):
+        raise SettingError("loss has every term switched off: switch on loss.base or another.")
+    if loss.share and not (loss.inductive and loss.transductive):
+        raise SettingError("loss.share needs both loss.inductive and loss.transductive.")
+
+
+def _check_outer(settings: LearnerSettings) -> None:
+    outer, loss = settings.outer, settings.loss
+    if outer.objective == "pre_post" and not loss.critic_steps:
+        raise SettingError("outer.objective=pre_post is about before and after the critic: set loss.critic_steps.")
+    if outer.objective == "multi_step" and loss.critic_steps:
+        raise SettingError(
+            "outer.objective=multi_step does not know of the critic's steps: use pre_post or final."
+        )
+    if outer.objective == "trajectory":
+        if loss.critic_steps:
+            raise SettingError(
+                "outer.objective=trajectory looks one step ahead, the critic another way: choose one."
+            )
+        if settings.warp.kind != "learned" and not settings.precondition.chain:
+            raise SettingError("outer.objective=trajectory teaches a preconditioner, and there is none: add one.")
+        if settings.inner.momentum:
+            raise SettingError("outer.objective=trajectory takes its steps one by one: set inner.momentum=0.")
+    if outer.items == "all" and settings.inner.final_batch != "joint":
+        raise SettingError("outer.items=all scores the support items too: it needs inner.final_batch=joint.")
+    if outer.order == 1 and (any(loss.learned.values()) or loss.critic_steps):
+        raise SettingError(
+            "outer.order=1 stops the gradient at every inner step, so that a learned loss learns nothing: set "
+            "outer.order=2 or switch its terms off."
+        )
+
+
+def _tail(settings: LearnerSettings) -> int:
+    """How many blocks are not frozen."""
+    return block_count(settings.backbone, settings.net) - frozen_blocks(settings.backbone, settings.net)
