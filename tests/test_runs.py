@@ -12,7 +12,9 @@ import torch
 import npbml
 from npbml.config import Config, override, preset
 from npbml.data.store import ClassEntry, Store
+from npbml.engine.evaluate import evaluate, learner_answers
 from npbml.errors import DataError, RunError, SettingError
+from npbml.methods import RECIPES
 from npbml.runs import Run, environment
 from npbml.stages.loop import Loop
 
@@ -362,3 +364,69 @@ def test_a_stage_that_is_done_has_both_of_its_files(done: Run) -> None:
         assert not Loop(**vars(loop)).done
         path.write_bytes(content)
     assert loop.done
+
+
+def test_an_ensemble_is_tested_by_the_mean_of_its_logits(config: Config, tmp_path: Path) -> None:
+    changes = {"train": {"steps": 4, "validate_every": 1, "ensemble": 3}}
+    run = Run.start(tmp_path / "run", override(config, changes))
+    run.pretrain()
+    assert run.train("maml")["kept"] == 3
+    members = run.learners("maml")
+    assert len(members) == 3
+    best = run.learner("maml").state_dict()
+    assert all(torch.equal(tensor, best[name]) for name, tensor in members[0].state_dict().items())
+    assert any(not torch.equal(members[1].state_dict()[name], best[name]) for name in best)
+    source = run.source(members[0], "test")
+    answer = learner_answers(members, source)
+    per_task = evaluate(answer, source.draw, 4, 10, 0, "test")
+    assert run.test("maml")["accuracy"] == pytest.approx(100 * per_task.mean().item(), abs=1e-3)
+
+
+def test_a_run_from_scratch_needs_no_pretraining(config: Config, tmp_path: Path) -> None:
+    changes = {
+        "init": {"source": "scratch"},
+        "net": {"frozen_blocks": 0, "affine": "meta", "stem_norm": "batch"},
+        "pretrain": {"warp": False},
+    }
+    run = Run.start(tmp_path / "run", override(config, {**changes, "baselines": []}))
+    assert run.needs(["maml"]) == set() and run.needs(["npbml"]) == {"relation"}
+    run.train("maml")
+    record = run.test("maml")
+    assert set(record["seconds"]) == {"train", "test"}
+    with pytest.raises(RunError, match="pretrain is not finished"):
+        run.test("prototypes")
+
+
+def test_a_recipe_of_ones_own_is_kept_with_its_run(config: Config, tmp_path: Path) -> None:
+    try:
+        npbml.register("mine", npbml.compose("rates and matrices", "maml", precondition={"chain": ["kronecker"]}))
+        run = Run.start(tmp_path / "run", override(config, {"method": "mine"}))
+        run.pretrain()
+        run.train("mine")
+        before = run.test("mine")["accuracy"]
+        weights = run.learner("mine").state_dict()
+        assert any("precondition" in name for name in weights)
+
+        del RECIPES["mine"]  # as in another process
+        again = npbml.load(tmp_path / "run", device="cpu")
+        assert again.settings.precondition.chain == ("kronecker",)
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in again.state_dict().items())
+        assert Run.open(tmp_path / "run").test("mine")["accuracy"] == before
+
+        npbml.register("mine", npbml.compose("another", "maml", precondition={"chain": ["rates"]}))
+        with pytest.raises(RunError, match="another recipe than the mine given now"):
+            Run.open(tmp_path / "run")
+    finally:
+        RECIPES.pop("mine", None)
+
+
+def test_a_method_that_makes_no_sense_in_a_run_is_refused_before_it_begins(config: Config, tmp_path: Path) -> None:
+    changes = {"head": {"kind": "unicorn"}, "inner": {"layers": "head"}}
+    with pytest.raises(SettingError, match=r"inner\.layers=head adapts none of them"):
+        Run.start(tmp_path / "run", override(config, changes))
+    with pytest.raises(SettingError, match=r"loss\.transductive needs"):
+        Run.start(
+            tmp_path / "run",
+            override(config, {"method": "maml", "inner": {"batch": "support"}, "baselines": ["npbml"]}),
+        )
+    assert not (tmp_path / "run").exists()

@@ -90,12 +90,13 @@ QUICK: dict[str, Any] = {
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "published": {},
     "quick": QUICK,
-    # A head with a row for each class, since some methods do not adapt it; no warp in the pre-training, which all
-    # share; warps without batch norm, so that every method starts from the same function of the images.
+    # A head with a row for each class, since some methods do not adapt it. The batch norm that follows NPBML's warp
+    # belongs to the network here, so that all have it, and every method starts from the same function of the images.
     "common": merged(
         QUICK,
         {
             "baselines": ["prototypes"],
+            "net": {"final_norm": True},
             "head": {"kind": "linear"},
             "warp": {"norm": False},
             "inner": {"lr": 0.1, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0},
@@ -141,7 +142,8 @@ def preset(
     if dataset in MIRRORED:
         tables.append({"pretrain": {"augment": {"flip": False}}})
     if dataset == "sinusoid":
-        tables.append(SINUSOID)
+        steps = 70_000 if protocol == "published" else 5000
+        tables.append(merged(SINUSOID, {"train": {"steps": steps, "validate_every": steps // 5}}))
         names["backbone"] = "mlp"
     return from_dict(Config, merged(*tables), from_dict(Config, names, Config()))
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npbml.data.tasks import ClassSet
+from npbml.data.tasks import ClassSet, task_noise
 from npbml.errors import DataError
 from npbml.randomness import generator
 
@@ -178,3 +178,21 @@ def test_colours_become_grey_by_their_luma() -> None:
     images = colours[:, :, None, None].expand(8, 3, 5, 5)
     shown = dataclasses.replace(one, images=images).shown_as(1, 5)
     assert shown.images[:4, 0, 0, 0].tolist() == [76, 150, 29, 255]
+
+
+def test_the_noise_of_a_task_is_uniform_and_fixed_by_its_images() -> None:
+    indices = torch.randint(0, 10_000, (500, 5, 16), generator=generator(0, "noise"))
+    noise = task_noise(indices, 40)
+    assert noise.shape == (500, 40) and noise.dtype == torch.float32
+    assert 0 < noise.min() and noise.max() < 1 and len(noise.unique()) > 19_900
+    assert torch.equal(task_noise(indices[7:9], 40), noise[7:9]) and torch.equal(
+        task_noise(indices, 9), noise[:, :9]
+    )
+    counts = torch.histc(noise, 20, 0, 1)
+    assert float(((counts - 1000) ** 2 / 1000).sum()) < 43.8  # chi-square with 19 degrees of freedom, p = 0.001
+    moved = indices.clone()
+    moved[:, 2, 3] += 1
+    assert (task_noise(moved, 40) != noise).all(1).all()
+    swapped = indices.flip(1)
+    assert (task_noise(swapped, 40) != noise).any(1).all()
+    assert task_noise(indices, 0).shape == (500, 0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from npbml.engine.evaluate import ACCURACY, ERROR, Measure
 from npbml.errors import RunError
 from npbml.files import load_tensors
 from npbml.randomness import generator
@@ -184,3 +185,29 @@ def test_a_full_disk_loses_nothing(loop: Loop, whole: Path, full_disk: list[int]
     full_disk[1] = 10**6
     run_loop(loop, LineTrainer(), Observer(), {})
     assert_same_outcome(loop.folder, whole)
+
+
+@pytest.mark.parametrize(("measure", "stop"), [(ACCURACY, None), (ERROR, None), (ACCURACY, 9)])
+def test_the_best_states_are_kept_in_order(tmp_path: Path, measure: Measure, stop: int | None) -> None:
+    """As many as an ensemble has, by what the measure calls better, through a stop as well."""
+    loop = Loop("lines", tmp_path, "weights.safetensors", STEPS, 2, 0.0, "settings", measure, keep=3)
+    if stop:
+        with pytest.raises(MemoryError):
+            run_loop(loop, LineTrainer(crash_at=stop), Observer(), {})
+    summary = run_loop(loop, LineTrainer(), Observer(), {})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    validations = {line["step"]: line["validation"] for line in lines if "validation" in line}
+    best = sorted(validations, key=lambda step: validations[step], reverse=not measure.lower)[:3]
+    assert summary["kept"] == 3 and summary["best_step"] == best[0]
+    assert summary["start"] == pytest.approx(validations[0], abs=1e-6)
+    for rank, step in enumerate(best):
+        trainer = LineTrainer()
+        for index in range(step):
+            trainer.step(index)
+        tensors, _ = load_tensors(loop.file(rank))
+        assert all(torch.equal(tensor, tensors[name]) for name, tensor in trainer.result().items())
+    assert sorted(path.name for path in tmp_path.glob("weights*")) == [
+        "weights-2.safetensors",
+        "weights-3.safetensors",
+        "weights.safetensors",
+    ]

@@ -342,7 +342,8 @@ class Learner(nn.Module):
     def _adapts(self, name: str) -> bool:
         """Whether the inner loop changes this parameter of the tail."""
         settings, tail = self.settings, self.network.tail
-        block = int(name.split(".")[1])
+        place = name.split(".")
+        block = int(place[1]) if place[0] == "blocks" else len(tail.blocks)
         if settings.inner.layers == "head" or block < len(tail.blocks) - (
             settings.inner.last_blocks or len(tail.blocks)
         ):

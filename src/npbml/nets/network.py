@@ -14,6 +14,7 @@ from npbml.nets.layers import (
     ConvBlock,
     ConvUnit,
     Film,
+    Norm,
     NormUnit,
     ResidualBlock,
     Statistics,
@@ -58,6 +59,8 @@ class NetworkSettings:
     """Non-linearity; auto is relu, but leaky_relu (slope 0.01) in resnet12."""
     embedding: Literal["mean", "flatten"] = setting("mean")
     """How the last block's map becomes an embedding: averaged over space, or flattened."""
+    final_norm: bool = setting(False)
+    """Batch norm after the last block, whatever warps stand in it: embeddings are centred and of one scale."""
     stem_norm: Statistics = setting("batch")
     """Batch norm of the stem in meta-learning: statistics of the batch, or the running ones of pre-training."""
     tail_norm: Statistics = setting("batch")
@@ -124,22 +127,23 @@ class Tail(Stem):
     `fixed` holds the modulations of a task that are computed once and kept (see FiLM).
     """
 
-    def __init__(self, blocks: list[nn.Module], flatten: bool = False) -> None:
+    def __init__(self, blocks: list[nn.Module], norm: Norm | None = None, flatten: bool = False) -> None:
         super().__init__(blocks)
-        self.flatten = flatten
+        self.norm, self.flatten = norm, flatten
 
     def forward(self, x: Tensor, fixed: dict[Any, Any] | None = None) -> Tensor:
         y = super().forward(x, fixed)
+        if self.norm is not None:
+            y = self.norm(y)
         return y.flatten(1) if self.flatten else y.mean((2, 3))
 
 
 class Network(nn.Module):
     """The encoder z of Equation 10, as stem and tail."""
 
-    def __init__(self, blocks: list[nn.Module], frozen_blocks: int, width: int, flatten: bool = False) -> None:
+    def __init__(self, stem: Stem, tail: Tail, width: int) -> None:
         super().__init__()
-        self.stem, self.tail = Stem(blocks[:frozen_blocks]), Tail(blocks[frozen_blocks:], flatten)
-        self.width = width
+        self.stem, self.tail, self.width = stem, tail, width
 
     def forward(self, images: Tensor) -> Tensor:
         return self.tail(self.stem(images))
@@ -193,4 +197,5 @@ def build_network(
         if size is None:
             raise SettingError("net.embedding=flatten has a width for each size of images: give the size.")
         width *= last_side(backbone, settings, size) ** 2
-    return Network(blocks, frozen, width, flatten)
+    norm = Norm(widths[-1]) if settings.final_norm else None
+    return Network(Stem(blocks[:frozen]), Tail(blocks[frozen:], norm, flatten), width)

@@ -157,7 +157,8 @@ class LearnedLoss(nn.Module):
         """mean, deviation, L1 and L2 norm of each adapted tensor, in order: [4 * tensors]"""
         rows = []
         for tensor in theta.values():
-            mean, deviation = tensor.mean(), (tensor.var() + EPS).sqrt()
+            spread = tensor.var(correction=min(1, tensor.numel() - 1))  # unbiased, but 0 for a single number
+            mean, deviation = tensor.mean(), (spread + EPS).sqrt()
             l1, l2 = tensor.abs().sum(), (tensor.square().sum() + EPS).sqrt()
             if self.settings.averaged:
                 l1, l2 = l1 / tensor.numel(), l2 / tensor.numel() ** 0.5

@@ -1,0 +1,112 @@
+"""A run and its stages, by command."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+Npbml = Callable[..., Any]
+
+
+def test_a_whole_run_tells_what_it_does(shared: Path) -> None:
+    out = (shared / "said.txt").read_text(encoding="utf-8")
+    assert out.startswith(f"3-way 1-shot {shared / 'random'}, conv4, seed 0, on CPU")
+    assert f"run folder: {shared / 'done'}" in out
+    for stage in ("pretrain", "relation", "npbml", "maml"):
+        assert f"{stage}: best " in out
+    assert f"results: {shared / 'done' / 'results.json'}" in out
+    for record in json.loads((shared / "done" / "results.json").read_text()):
+        assert f"{record['accuracy']:.2f} ± {record['ci95']:.2f}" in out
+
+
+def test_a_method_is_trained_and_tested_by_itself(
+    npbml_command: Npbml, shared: Path, given: tuple[object, ...]
+) -> None:
+    for command in ("pretrain", "train", "test"):
+        said = npbml_command(command, *given, "--method", "maml", "--baselines")
+        assert said.code == 0, said.error
+    records = json.loads(Path("run/results.json").read_text())
+    theirs = json.loads((shared / "done" / "results.json").read_text())
+    assert [record["method"] for record in records] == ["maml"]
+    assert records[0]["accuracy"] == theirs[1]["accuracy"] and not Path("run/relation").exists()
+
+
+def test_too_few_images_are_told_with_the_class_and_the_numbers(
+    npbml_command: Npbml, shared: Path, tmp_path: Path, make_store: Callable[..., Path]
+) -> None:
+    make_store(tmp_path / "few", last=3)
+    said = npbml_command("run", "--config", shared / "small.toml", "--dataset", "few", "--run", "run")
+    assert said.code == 1
+    assert "Class 'class 9' has 3 images, and a task needs 4 of each class (1 shots + 3 queries)" in said.error
+    assert [path.name for path in tmp_path.iterdir()] == ["few"]
+
+
+def test_an_empty_class_folder_is_refused_by_name(npbml_command: Npbml, shared: Path, tmp_path: Path) -> None:
+    for name in ("cat", "dog", "hen", "owl"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        if name != "hen":
+            Image.new("L", (16, 16)).save(tmp_path / "mine" / name / "1.png")
+    said = npbml_command("run", "--config", shared / "small.toml", "--dataset", "mine", "--run", "run")
+    assert said.code == 1 and f"{tmp_path / 'mine' / 'hen'} has no images" in said.error
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("glyph", "no data set 'glyph', nor a folder of that name. Did you mean 'glyphs'?"),
+        ("fc100", "fc100 is not prepared"),
+        ("./nowhere", "There is no folder"),
+    ],
+)
+def test_data_that_is_not_there_is_refused_by_name(
+    npbml_command: Npbml, tmp_path: Path, name: str, words: str
+) -> None:
+    said = npbml_command("run", "--dataset", name, "--run", "run", "--device", "cpu")
+    assert said.code == 1 and words in said.error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_no_run_is_refused_and_untouched(
+    npbml_command: Npbml, given: tuple[object, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("years of work")
+    said = npbml_command("run", *given)
+    assert said.code == 1 and "run is there, but it is not a run folder" in said.error
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.tex"]
+    assert (tmp_path / "run" / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"ways": 3}'])
+def test_a_damaged_configuration_is_refused_by_name(npbml_command: Npbml, tmp_path: Path, content: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(content)
+    for command in ("run", "test"):
+        said = npbml_command(command, "--run", "run")
+        assert said.code == 1 and "config.json" in said.error and "Traceback" not in said.error
+    assert (tmp_path / "run" / "config.json").read_text() == content
+
+
+def test_a_folder_below_a_file_is_refused(npbml_command: Npbml, given: tuple[object, ...], tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    said = npbml_command("run", *given[:-1], "run/below")
+    assert said.code == 1 and "run/below" in said.error and "could not be saved" in said.error
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_to_is_refused(
+    npbml_command: Npbml, given: tuple[object, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "shut").mkdir(mode=0o500)
+    said = npbml_command("run", *given[:-1], "shut/run")
+    assert said.code == 1 and "could not be saved: Permission denied" in said.error
+
+
+def test_testing_what_was_never_trained_says_what_to_do(npbml_command: Npbml, given: tuple[object, ...]) -> None:
+    said = npbml_command("test", *given)
+    assert said.code == 1 and "begin it with `npbml pretrain --run run`" in said.error
