@@ -114,7 +114,7 @@ def test_a_run_leaves_everything_behind(whole: Path) -> None:
         assert (record["ways"], record["shots"], record["tasks"]) == (3, 1, 60)
         assert 0 <= record["accuracy"] <= 100 and record["ci95"] > 0
         assert all(seconds > 0 for seconds in record["seconds"].values())
-        accuracies = json.loads((whole / record["method"] / "test.json").read_text())["accuracies"]
+        accuracies = json.loads((whole / record["method"] / "test.json").read_text())["per_task"]
         assert record["accuracy"] == pytest.approx(100 * np.mean(accuracies), abs=1e-3)
         assert record["ci95"] == pytest.approx(196 * np.std(accuracies, ddof=1) / 60**0.5, abs=1e-3)
     assert set(results[0]["seconds"]) == {"pretrain", "relation", "train", "test"}

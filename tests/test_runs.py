@@ -430,3 +430,16 @@ def test_a_method_that_makes_no_sense_in_a_run_is_refused_before_it_begins(confi
             override(config, {"method": "maml", "inner": {"batch": "support"}, "baselines": ["npbml"]}),
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_gradient_without_an_svd_is_told_as_any_other(config: Config, tmp_path: Path) -> None:
+    run = Run.start(tmp_path / "run", override(config, {"inner": {"lr": 1e25}}))
+    run.pretrain()
+    with pytest.raises(RunError, match=r"Meta-step 1 of gap is not finite"):
+        run.train("gap")
+
+
+def test_the_sizes_of_baselines_count_too(config: Config, tmp_path: Path) -> None:
+    changes = {"method": "maml", "baselines": ["npbml"], "relation": {"widths": [2, 2, 2, 2], "pools": 3}}
+    with pytest.raises(SettingError, match=r"lower relation\.pools"):
+        Run.start(tmp_path / "run", override(config, changes))

@@ -90,8 +90,8 @@ QUICK: dict[str, Any] = {
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "published": {},
     "quick": QUICK,
-    # A head with a row for each class, since some methods do not adapt it. The batch norm that follows NPBML's warp
-    # belongs to the network here, so that all have it, and every method starts from the same function of the images.
+    # A head with a row for each class, since some methods do not adapt it. The batch norm that follows NPBML's
+    # warp belongs to the network here: all have it, and every method starts from the same function of the images.
     "common": merged(
         QUICK,
         {
@@ -170,7 +170,8 @@ def refuse_contradiction(config: Config, asked: Mapping[str, Any]) -> None:
     """Refuse settings that were asked for, by full name, where the run's method has others."""
     used = {name: value for name, _, value in describe(Config, method_config(config, config.method))}
     for name in flat(find_recipe(config.method).rule):
-        if name in asked and asked[name] != used[name]:
+        wanted = tuple(asked[name]) if isinstance(asked.get(name), list) else asked.get(name)
+        if name in asked and wanted != used[name]:
             raise SettingError(
                 f"The method {config.method} sets {name}={used[name]}, but {asked[name]} was asked for."
             )

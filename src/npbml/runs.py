@@ -95,9 +95,13 @@ class Run:
             return run
         if folder.exists() and (not folder.is_dir() or _taken(folder)):
             raise RunError(f"{folder} is there, but it is not a run folder: choose another with --run.")
-        run.check_sizes()  # the data set is opened, and refused, before anything is written
+        run.check_sizes(
+            [config.method, *config.baselines]
+        )  # the data set is opened, and refused, before anything is written
         data = "" if run.sinusoids else run.store.checksum
         write_json(folder / "environment.json", environment(config, run.device, data))
+        for name in (config.method, *config.baselines):
+            run._keep_recipe(name)
         write_json(folder / "config.json", to_dict(config))
         return run
 
@@ -141,7 +145,7 @@ class Run:
             return from_dict(ImageSpec, load_tensors(path)[1]["images"])
         return ImageSpec(1, 1, (0.0,), (1.0,)) if self.sinusoids else image_spec(self.splits["train"])
 
-    def check_sizes(self) -> None:
+    def check_sizes(self, methods: Iterable[str]) -> None:
         """Refuse networks that pool more often than the images can be halved."""
         config, size = self.config, self.images.size
         least = smallest_image(config.backbone, config.net)
@@ -150,7 +154,7 @@ class Run:
                 f"{config.backbone} needs images of at least {least} pixels, {size} pixels are too few."
             )
         halvings = 2 + min(config.relation.pools, len(config.relation.widths))
-        if method_config(config, config.method).loss.transductive and size < 2**halvings:
+        if "relation" in self.needs(methods) and size < 2**halvings:
             raise SettingError(
                 f"The relation network halves an image {halvings} times, {size} pixels are too few: lower "
                 "relation.pools."
@@ -168,9 +172,7 @@ class Run:
         """Meta-train a method, or go on, or do nothing where that is done."""
         config = method_config(self.config, method)
         check_method(self.config, method)
-        if method not in BUILT_IN:
-            recipe = RECIPES[method]
-            write_json(self.folder / method / "recipe.json", {"summary": recipe.summary, "rule": recipe.rule})
+        self._keep_recipe(method)
 
         def trainer() -> MetaTrainer:
             learner = self._fresh_learner(config)
@@ -282,6 +284,12 @@ class Run:
             except OSError:
                 raise RunError(f"Another process is at work in {self.folder}: wait for it, or stop it.") from None
             yield
+
+    def _keep_recipe(self, method: str) -> None:
+        """A method of the user's own is known again wherever the folder goes."""
+        if method not in BUILT_IN and method != "prototypes":
+            recipe = RECIPES[method]
+            write_json(self.folder / method / "recipe.json", {"summary": recipe.summary, "rule": recipe.rule})
 
     def _sets(self) -> tuple[ClassSet, ClassSet]:
         return self.splits["train"], self.splits["val"]

@@ -9,7 +9,7 @@ import pytest
 
 from npbml import cli
 from npbml.cli.options import read_configuration
-from npbml.config import Config
+from npbml.config import Config, method_config
 from npbml.runs import read_config
 
 Npbml = Callable[..., Any]
@@ -157,3 +157,62 @@ def test_a_run_without_a_name_is_named_by_its_settings() -> None:
     }
     assert "runs/glyphs-conv4-5way-1shot-quick-seed0" in names and len(names) == 6
     assert read_configuration(cli.run, ["--run", "here"]).folder == Path("here")
+
+
+RECIPE = 'base = "npbml"\n[precondition]\nchain = ["svd"]\n'
+
+
+@pytest.mark.parametrize("where", ["option", "equals", "file", "json"])
+def test_the_file_of_a_recipe_stands_for_a_method(
+    settled: Callable[..., Config], tmp_path: Path, where: str
+) -> None:
+    (tmp_path / "mine.toml").write_text(RECIPE)
+    (tmp_path / "other.json").write_text('{"base": "maml", "inner": {"layers": "head"}}')
+    (tmp_path / "settings.toml").write_text('method = "mine.toml"\nbaselines = ["other.json", "prototypes"]\n')
+    config = {
+        "option": lambda: settled("--method", "mine.toml", "--baselines", "maml", "other.json"),
+        "equals": lambda: settled("--method=mine.toml"),
+        "file": lambda: settled("--config", "settings.toml"),
+        "json": lambda: settled("--method", tmp_path / "other.json"),
+    }[where]()
+    assert config.method == ("other" if where == "json" else "mine")
+    if where == "option":
+        assert config.baselines == ("maml", "other")
+    if where == "file":
+        assert config.baselines == ("other", "prototypes")
+    assert method_config(config, config.method).precondition.chain == (() if where == "json" else ("svd",))
+
+
+def test_under_the_published_protocol_a_recipe_begins_with_the_papers_settings(
+    settled: Callable[..., Config], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.toml").write_text(RECIPE)
+    config = settled("--protocol", "published", "--method", "mine.toml")
+    assert (config.method, config.train.steps) == ("mine", 30_000)
+
+
+RECIPES_REFUSED: list[tuple[str, str, str]] = [
+    ("gap.toml", RECIPE, "'gap' cannot be the name of a new method: it is taken"),
+    ("mine.toml", 'base = "mamml"', "There is no method 'mamml'"),
+    ("mine.toml", "shots = 3", "'shots'"),
+    ("mine.toml", "[inner]\nstepz = 3", "no setting 'inner.stepz'. Did you mean 'inner.steps'?"),
+    ("mine.toml", "[inner\n", "mine.toml is not TOML"),
+    ("mine.toml", 'base = "anil"\n[warp]\nkind = "learned"', "inner.layers=head adapts none of them"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"), RECIPES_REFUSED, ids=[text for _, text, _ in RECIPES_REFUSED]
+)
+def test_bad_recipes_are_refused_by_name_and_make_nothing(
+    npbml_command: Npbml, given: tuple[object, ...], tmp_path: Path, name: str, content: str, words: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    said = npbml_command("run", *given, "--method", name)
+    assert said.code == 2 and said.out == "" and words in said.error
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_missing_recipe_is_refused_by_name(npbml_command: Npbml, given: tuple[object, ...]) -> None:
+    said = npbml_command("run", *given, "--method", "gone.toml")
+    assert said.code == 2 and "gone.toml cannot be read: No such file" in said.error

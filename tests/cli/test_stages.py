@@ -110,3 +110,56 @@ def test_a_folder_that_may_not_be_written_to_is_refused(
 def test_testing_what_was_never_trained_says_what_to_do(npbml_command: Npbml, given: tuple[object, ...]) -> None:
     said = npbml_command("test", *given)
     assert said.code == 1 and "begin it with `npbml pretrain --run run`" in said.error
+
+
+def test_a_recipe_is_trained_by_its_file_and_then_known_by_its_name(
+    npbml_command: Npbml, given: tuple[object, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.toml").write_text('base = "maml"\n[precondition]\nchain = ["diagonal"]\n')
+    said = npbml_command("run", *given, "--method", "mine.toml", "--baselines", "metasgd")
+    assert said.code == 0, said.error
+    mine, metasgd = json.loads(Path("run/results.json").read_text())
+    assert (mine["method"], metasgd["method"]) == ("mine", "metasgd")
+    assert mine["accuracy"] == metasgd["accuracy"], "the recipe of Meta-SGD by another name"
+    (tmp_path / "mine.toml").unlink()
+    said = npbml_command("test", "--run", "run", "--method", "mine")
+    assert said.code == 0 and "mine" in said.out, said.error
+
+
+WAVES = ("--dataset", "sinusoid", "--run", "run", "--device", "cpu", "--train.validation-tasks", 4)
+FEW = (*WAVES, "--train.steps", 3, "--test.tasks", 5)
+
+
+def test_waves_are_learned_from_scratch_and_measured_by_their_error(npbml_command: Npbml) -> None:
+    said = npbml_command("run", *FEW, "--baselines", "maml")
+    assert said.code == 0, said.error
+    assert said.out.startswith("10-shot sinusoid, mlp, seed 0, on CPU") and "%" not in said.out
+    for record in json.loads(Path("run/results.json").read_text()):
+        assert "accuracy" not in record and record["squared error"] > 0
+        assert f"{record['squared error']:.4f} ± {record['ci95']:.4f}" in said.out
+    assert {path.name for path in Path("run/pictures").iterdir()} == {"curves.png", "waves.png"}
+    with Image.open("run/pictures/waves.png") as picture:
+        assert min(picture.size) > 100 and len(picture.convert("L").getcolors(10**6)) > 20
+
+
+def test_waves_need_no_stage_before_training(npbml_command: Npbml, tmp_path: Path) -> None:
+    for stage in ("pretrain", "relation"):
+        said = npbml_command(stage, *FEW)
+        assert said.code == 2 and f"there is no {stage}. Begin with `npbml train`" in said.error
+    said = npbml_command("test", *FEW)
+    assert said.code == 1 and "begin it with `npbml train --run run`" in said.error
+    said = npbml_command("run", *FEW, "--baselines", "prototypes")
+    assert said.code == 2 and "Prototypes stand for classes" in said.error
+    assert list(tmp_path.iterdir()) == []
+    assert npbml_command("train", *FEW, "--method", "maml").code == 0
+    said = npbml_command("test", "--run", "run")
+    assert said.code == 0 and "squared error" in said.out, said.error
+
+
+def test_training_begins_a_run_only_where_nothing_comes_before_it(
+    npbml_command: Npbml, given: tuple[object, ...]
+) -> None:
+    said = npbml_command("train", *given, "--method", "maml")
+    assert said.code == 1 and "begin it with `npbml pretrain --run run`" in said.error
+    scratch = ("--init.source", "scratch", "--net.frozen-blocks", 0, "--net.affine", "meta")
+    assert npbml_command("train", *given, "--method", "maml", *scratch).code == 0

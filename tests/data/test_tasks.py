@@ -184,7 +184,7 @@ def test_the_noise_of_a_task_is_uniform_and_fixed_by_its_images() -> None:
     indices = torch.randint(0, 10_000, (500, 5, 16), generator=generator(0, "noise"))
     noise = task_noise(indices, 40)
     assert noise.shape == (500, 40) and noise.dtype == torch.float32
-    assert 0 < noise.min() and noise.max() < 1 and len(noise.unique()) > 19_900
+    assert noise.min() > 0 and noise.max() < 1 and len(noise.unique()) > 19_900
     assert torch.equal(task_noise(indices[7:9], 40), noise[7:9]) and torch.equal(
         task_noise(indices, 9), noise[:, :9]
     )

@@ -10,11 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
-from npbml.data.tasks import ClassSet
+from npbml.config import method_config, override, preset
+from npbml.data.sinusoid import Sinusoids
+from npbml.data.tasks import ClassSet, Task
+from npbml.engine.evaluate import DRAWN_TOGETHER
 from npbml.learner import ImageSpec, Learner, LearnerSettings
 from npbml.randomness import generator
 from npbml.report import pictures
-from npbml.report.pictures import draw_curves, draw_loss, draw_tasks, item_losses
+from npbml.report.pictures import before_and_after, draw_curves, draw_loss, draw_tasks, draw_waves, item_losses
 from npbml.settings import from_dict
 
 
@@ -177,6 +180,46 @@ def test_without_the_base_term_the_support_curve_is_the_inductive_one() -> None:
     assert found["support"].item() == pytest.approx(terms["inductive"].item(), rel=1e-5, abs=1e-5)
 
 
+def wave_learner(**changes: Any) -> Learner:
+    """A learner of waves that is not trained."""
+    return Learner(
+        method_config(override(preset("quick", "sinusoid"), changes), "maml"), ImageSpec(1, 1, (0.0,), (1.0,))
+    )
+
+
+def test_waves_are_drawn_with_what_is_known_of_them_and_both_answers() -> None:
+    learner, waves = wave_learner(inner={"steps": 3}), Sinusoids(shots=5, queries=4)
+    figure = draw_waves(learner, waves, seed=3, tasks=2)
+    drawn = waves.draw(DRAWN_TOGETHER, generator(3, "test", 0))
+    assert len(figure.axes) == 2
+    for axis, wave in zip(figure.axes, drawn, strict=False):
+        lines = {line.get_label(): line.get_xydata() for line in axis.get_lines()}
+        assert list(lines) == ["wave", "before adaptation", "after adaptation", "support"]
+        amplitude, phase = wave[:2].tolist()
+        for name in ("wave", "support"):
+            x, y = lines[name].T
+            assert y == pytest.approx(amplitude * np.sin(x - phase), abs=1e-5)
+        assert lines["support"][:, 0] == pytest.approx(wave[2:7].numpy())
+        assert not np.allclose(lines["before adaptation"], lines["after adaptation"])
+    figure.canvas.draw()
+
+
+def test_before_is_the_start_and_after_is_what_the_learner_predicts() -> None:
+    learner, waves = wave_learner(inner={"steps": 2}), Sinusoids(shots=5, queries=4)
+    task = waves.task(waves.draw(1, generator(0, "waves")))
+    one = Task(*(part[0] for part in task))
+    answers = before_and_after(learner, one)
+    assert torch.equal(answers["after"], learner.predict(one)[:, 0])
+    still = wave_learner(inner={"steps": 2, "lr": 1e-12})
+    still.load_state_dict(learner.state_dict())
+    assert torch.allclose(answers["before"], still.predict(one)[:, 0], atol=1e-6)
+
+
+def test_the_curve_of_another_measure_says_so() -> None:
+    figure = draw_curves({"maml": lines(4, validation=2)}, "squared error")
+    assert figure.axes[1].get_ylabel() == "validation squared error"
+
+
 def test_a_journal_with_a_line_cut_short_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     """As kill -9 leaves it in a stage that has not been resumed."""
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
@@ -194,7 +237,7 @@ def test_a_journal_with_a_line_cut_short_is_read_as_far_as_it_goes(tmp_path: Pat
     ids=["curves", "tasks", "loss"],
 )
 def test_a_picture_is_saved_and_its_figure_closed(tmp_path: Path, make: Callable[[], Any]) -> None:
-    pictures._save(make(), tmp_path / "picture.png")
+    pictures.save(make(), tmp_path / "picture.png")
     assert plt.get_fignums() == []
     with Image.open(tmp_path / "picture.png") as picture:
         assert picture.format == "PNG" and min(picture.size) > 100

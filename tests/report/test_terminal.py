@@ -12,12 +12,11 @@ from rich.console import Console, RenderableType
 
 from npbml.config import Config
 from npbml.engine.evaluate import Accuracy
-from npbml.methods import RECIPES
 from npbml.report.terminal import (
     Terminal,
+    best_of,
     duration,
     labels_table,
-    methods_table,
     results_table,
     settings_table,
 )
@@ -89,6 +88,31 @@ def test_the_best_method_is_bold() -> None:
     assert "\x1b[1m" in rows["maml "] and "\x1b[1m" not in rows["npbml "].replace("above", "")
 
 
+def error_record(method: str, error: float) -> dict[str, Any]:
+    about = {"dataset": "sinusoid", "backbone": "mlp", "shots": 10, "squared error": error, "ci95": 0.01234}
+    return {name: value for name, value in record(method, **about).items() if name != "accuracy"}
+
+
+def test_of_squared_errors_the_smallest_is_the_best() -> None:
+    records = [error_record("npbml", 0.5), error_record("maml", 0.25), error_record("metasgd", float("nan"))]
+    text = shown(results_table(records, lambda *_: Accuracy(0.25, 0.1)))
+    assert "10-shot sinusoid, mlp" in " ".join(text.split()) and "-way" not in text and "%" not in text
+    assert "squared error" in text and "npbml is below by" in " ".join(text.split())
+    row = next(line for line in text.splitlines() if " maml " in line)
+    assert "0.2500 ± 0.0123" in row and "-0.2500 ± 0.1000" in row  # npbml's error is above maml's
+    assert best_of(records) is records[1]
+    assert best_of([error_record("maml", float("nan"))]) is None
+
+
+def test_a_record_that_lacks_something_leaves_its_place_empty() -> None:
+    """As older versions, or a test without training, leave it."""
+    bare = {name: value for name, value in record("maml").items() if name not in ("seconds", "tasks")}
+    del bare["accuracy"], bare["ci95"]
+    text = shown(results_table([record("npbml"), bare], nothing))
+    row = next(line for line in text.splitlines() if " maml " in line)
+    assert row.replace("│", "").split() == ["maml"]
+
+
 @pytest.mark.parametrize("dataset", ["/pictures/[bold]/x", "/pictures/[/bold]", "/pictures/[red"])
 def test_a_folder_with_brackets_is_shown_as_it_is(dataset: str) -> None:
     assert f"5-shot {dataset}, resnet12" in shown(results_table([record("npbml", dataset=dataset)], nothing))
@@ -102,13 +126,6 @@ def test_a_settings_table_has_every_setting_in_full() -> None:
         assert name in words
         assert all(word in words for word in takes.split())
         assert all(str(part) in words for part in (default if isinstance(default, tuple) else (default,)))
-
-
-def test_a_methods_table_has_every_method_in_full() -> None:
-    text = shown(methods_table({name: recipe.summary for name, recipe in RECIPES.items()}))
-    for name, recipe in RECIPES.items():
-        assert name in text.split()
-        assert all(word in text.split() for word in recipe.summary.split())
 
 
 LABELS: list[tuple[Sequence[str], Sequence[Any]]] = [
@@ -153,7 +170,7 @@ def stage(terminal: Terminal) -> None:
         terminal.begin("npbml", 10, 4)
         for step in range(5, 11):
             terminal.stepped(step, {"loss": 12.3456 - step})
-        terminal.validated(10, 61.2345, 70.0)
+        terminal.validated(10, "61.23 %")
         terminal.end("best 70.00 % on validation, at step 5")
         terminal.begin("relation", 7, 7)
         terminal.end("done before: best 50.00 % on validation")
@@ -176,7 +193,7 @@ def test_a_validation_before_the_first_step_is_the_start() -> None:
     console = Console(file=io.StringIO(), width=80)
     terminal = Terminal(console)
     terminal.begin("maml", 10, 0)
-    terminal.validated(0, 33.333, 33.333)
+    terminal.validated(0, "33.33 %")
     assert console.file.getvalue() == "maml: step 0, start, validation 33.33 %\n"  # type: ignore[attr-defined]
 
 
@@ -192,7 +209,7 @@ def test_on_a_terminal_bars_have_the_steps_the_figures_and_the_time() -> None:
     *_, npbml, relation, test = bars(console)
     assert all(len(line) <= 80 for line in bars(console))
     assert npbml.startswith("npbml ") and "10/10" in npbml and "/s" in npbml
-    assert "loss 2.346" in npbml and "val 61.2 %" in npbml and re.search(r"\d\d:\d\d$", npbml)
+    assert "loss 2.346" in npbml and "val 61.23 %" in npbml and re.search(r"\d\d:\d\d$", npbml)
     assert relation.startswith("relation ") and "7/7" in relation and "done before" in relation
     assert "/s" not in relation
     assert test.startswith("test npbml") and "30/30" in test
@@ -204,10 +221,10 @@ def test_a_long_run_fits_eighty_columns() -> None:
     with terminal:
         terminal.begin("npbml-quirks", 200_000, 0)
         terminal.stepped(100_000, {"loss": 12.345})
-        terminal.validated(100_000, 100.0, 100.0)
+        terminal.validated(100_000, "100.00 %")
         terminal.progress.refresh()
         line = bars(console)[-1]
-    for part in ("npbml-quirks", "100000/200000", "loss 12.345", "val 100.0 %"):
+    for part in ("npbml-quirks", "100000/200000", "loss 12.345", "val 100.00 %"):
         assert part in line
     assert len(line) <= 80
 
@@ -225,3 +242,22 @@ def test_the_rate_counts_the_steps_of_this_process_alone() -> None:
         elapsed = task.elapsed
         rate = terminal.progress.columns[3].render(task)  # type: ignore[attr-defined]
     assert elapsed is not None and 0 < float(rate.plain.removesuffix("/s")) <= 6 / elapsed
+
+
+def test_more_bars_than_the_screen_has_lines_make_room_for_the_last() -> None:
+    console = Console(file=io.StringIO(), width=80, height=8, force_terminal=True)
+    terminal = Terminal(console)
+    with terminal:
+        for number in range(12):
+            terminal.begin(f"method-{number}", 3, 0)
+            terminal.stepped(3, {"loss": 1.0})
+        names = [task.description for task in terminal.progress.tasks if task.visible]
+        assert names == [f"method-{number}" for number in range(6, 12)]
+    assert all(task.visible for task in terminal.progress.tasks)
+    assert [line.split()[0] for line in bars(console)[-12:]] == [f"method-{number}" for number in range(12)]
+
+
+def test_a_failure_is_told_when_it_happens() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    Terminal(console).failed("gap[x]")
+    assert console.file.getvalue() == "gap[x]: failed\n"  # type: ignore[attr-defined]

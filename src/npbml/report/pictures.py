@@ -11,12 +11,16 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from npbml.data.tasks import ClassSet
+from npbml.data.sinusoid import REACH, Sinusoids
+from npbml.data.tasks import ClassSet, Task
+from npbml.engine.evaluate import DRAWN_TOGETHER
 from npbml.learner import Learner
 from npbml.randomness import generator
+from npbml.report.terminal import heading
 from npbml.rule.loss import LossNetwork, cross_entropy
 from npbml.runs import Run
 
@@ -25,25 +29,26 @@ INK, ACCENT, QUIET = "#1b3a4b", "#d1495b", "#8d99ae"
 
 def draw_pictures(run: Run) -> Path:
     """Draw what there is to draw into the run's folder `pictures` and return it."""
-    folder = run.folder / "pictures"
-    folder.mkdir(exist_ok=True)
-    config = run.config
+    folder, config = run.folder / "pictures", run.config
     stages = ["pretrain", "relation", config.method, *(b for b in config.baselines if b != "prototypes")]
     journals = {stage: _journal(run.folder / stage) for stage in dict.fromkeys(stages)}
     journals = {stage: journal for stage, journal in journals.items() if journal}
     if journals:
-        _save(draw_curves(journals), folder / "curves.png")
-    classes = run.splits["test"]
-    _save(draw_tasks(classes, config.ways, config.shots, config.seed), folder / "tasks.png")
-    if (run.folder / config.method / "learner.safetensors").exists():
-        learner = run.learner().cpu()
-        if learner.loss.inductive is not None or learner.loss.transductive is not None:
-            _save(draw_loss(learner), folder / "loss.png")
+        save(draw_curves(journals, heading(run.measure)), folder / "curves.png")
+    trained = (run.folder / config.method / "learner.safetensors").exists()
+    learner = run.learner().cpu() if trained else None
+    if run.sinusoids is None:
+        classes = run.splits["test"]
+        save(draw_tasks(classes, config.ways, config.shots, config.seed), folder / "tasks.png")
+    elif learner is not None:
+        save(draw_waves(learner, run.sinusoids, config.seed), folder / "waves.png")
+    if learner is not None and config.target == "classes" and _learns_loss(learner):
+        save(draw_loss(learner), folder / "loss.png")
     return folder
 
 
-def draw_curves(journals: dict[str, list[dict[str, Any]]]) -> Figure:
-    """Loss and validation accuracy of each stage against its steps."""
+def draw_curves(journals: dict[str, list[dict[str, Any]]], measured: str = "accuracy, %") -> Figure:
+    """Loss and validation of each stage against its steps."""
     figure, axes = plt.subplots(2, len(journals), figsize=(3.2 * len(journals), 5), squeeze=False)
     for column, (stage, lines) in zip(axes.T, journals.items(), strict=True):
         for axis, key, colour in zip(column, ("loss", "validation"), (INK, ACCENT), strict=True):
@@ -58,12 +63,11 @@ def draw_curves(journals: dict[str, list[dict[str, Any]]]) -> Figure:
                 )
                 if noisy:
                     axis.plot(*_smooth(points).T, color=colour, lw=1.6)
-            axis.grid(alpha=0.25)
-            axis.spines[["top", "right"]].set_visible(False)
+            plain(axis)
         column[0].set_title(stage)
         column[1].set_xlabel("step")
     axes[0, 0].set_ylabel("loss")
-    axes[1, 0].set_ylabel("validation accuracy, %")
+    axes[1, 0].set_ylabel(f"validation {measured}")
     figure.tight_layout()
     return figure
 
@@ -83,6 +87,45 @@ def draw_tasks(classes: ClassSet, ways: int, shots: int, seed: int, tasks: int =
         axis.axis("off")
     figure.tight_layout()
     return figure
+
+
+@torch.no_grad()
+def draw_waves(learner: Learner, waves: Sinusoids, seed: int, tasks: int = 3) -> Figure:
+    """Test waves: what is known of each, and the learner's answer before and after it has adapted to that."""
+    drawn = waves.draw(DRAWN_TOGETHER, generator(seed, "test", 0))[:tasks]
+    places = torch.linspace(*REACH, 201)
+    figure, axes = plt.subplots(
+        1, tasks, figsize=(3.4 * tasks, 3.2), sharex=True, sharey=True, layout="constrained"
+    )
+    for number, (axis, wave) in enumerate(zip(np.atleast_1d(axes), drawn, strict=True)):
+        known = waves.task(wave.unsqueeze(0))
+        every = torch.cat([wave[:2], known.support_images.flatten(), places])
+        task = waves.task(every.unsqueeze(0))
+        task = Task(*(part[0] for part in task))
+        axis.plot(places, task.query_labels, color=QUIET, lw=3, alpha=0.5, label="wave")
+        for name, values in before_and_after(learner, task).items():
+            styles = {"before": {"color": INK, "ls": "--", "lw": 1.2}, "after": {"color": ACCENT, "lw": 1.8}}
+            axis.plot(places, values, label=f"{name} adaptation", **styles[name])
+        axis.plot(task.support_images.flatten(), task.support_labels, "o", color="black", ms=4, label="support")
+        error = (values - task.query_labels).square().mean()
+        axis.set_title(f"wave {number + 1}: squared error {error:.3f}", fontsize=9)
+        axis.set_xlabel("x")
+        plain(axis)
+    np.atleast_1d(axes)[0].set_ylabel("y")
+    handles, labels = np.atleast_1d(axes)[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+    return figure
+
+
+def before_and_after(learner: Learner, task: Task) -> dict[str, Tensor]:
+    """The values that the learner gives for the query items at theta_0 and at theta_J: [queries] each"""
+    prepared = learner.prepare(learner.settings.outputs, task)
+    fixed, last = learner._modulations(prepared), learner._test_steps - 1
+    trajectory = learner.trajectory(prepared, fixed)
+    ends = {"before": (trajectory[0], 0), "after": (trajectory[-1], last)}
+    return {
+        name: learner._query_logits(theta, prepared, fixed, step)[:, 0] for name, (theta, step) in ends.items()
+    }
 
 
 @torch.no_grad()
@@ -136,9 +179,20 @@ def item_losses(learner: Learner, true: Tensor, rival: Tensor) -> dict[str, Tens
     return losses
 
 
+def _learns_loss(learner: Learner) -> bool:
+    return learner.loss.inductive is not None or learner.loss.transductive is not None
+
+
 def _each(network: LossNetwork, items: Tensor) -> Tensor:
     """The network's loss of each item by itself."""
     return torch.vmap(lambda item: network(item.unsqueeze(0)))(items)
+
+
+def plain(axis: Axes) -> None:
+    """The look of every plot."""
+    axis.grid(alpha=0.25)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _grid(images: Tensor) -> np.ndarray:
@@ -161,6 +215,8 @@ def _journal(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture, and forget the figure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -1,5 +1,6 @@
 """What a run shows in a terminal: progress bars and tables."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Table
 from rich.text import Text
 
-from npbml.engine.evaluate import Accuracy
+from npbml.engine.evaluate import ACCURACY, MEASURES, Accuracy, Measure
 from npbml.stages.loop import Observer
 
 
@@ -40,36 +41,49 @@ class Terminal(Observer):
 
     def close(self) -> None:
         """Leave the bars as they are and the screen to others."""
+        for task in self.progress.tasks:
+            self.progress.update(task.id, visible=True)
         self.progress.stop()
 
     def begin(self, stage: str, steps: int, done: int) -> None:
         self.stage, self.loss, self.validation = stage, "", ""
-        self.bar = self.progress.add_task(stage, total=steps, completed=done, figures="", start_at=done)
+        self.bar = self._add(stage, total=steps, completed=done, start_at=done)
 
     def stepped(self, step: int, metrics: Mapping[str, float]) -> None:
         self.loss = f"loss {metrics['loss']:.3f}"
         self._update(completed=step)
 
-    def validated(self, step: int, accuracy: float, best: float) -> None:
-        self.validation = f"val {accuracy:.1f} %"
+    def validated(self, step: int, value: str) -> None:
+        self.validation = f"val {value}"
         self._update(completed=step)
         if not self.console.is_terminal:
-            self.console.print(f"{self.stage}: step {step}, {self.loss or 'start'}, validation {accuracy:.2f} %")
+            self.console.print(f"{self.stage}: step {step}, {self.loss or 'start'}, validation {value}")
 
     def end(self, note: str) -> None:
         self._update()
         if not self.console.is_terminal:
             self.console.print(f"{self.stage}: {note}")
-        elif "before" in note:
+        elif note.startswith("done before"):
             self.validation = "done before"
             self._update()
+
+    def failed(self, stage: str) -> None:
+        """Say that a stage could not be ended, and leave it."""
+        self.console.print(f"{stage}: failed", markup=False)
 
     @contextmanager
     def counting(self, what: str, total: int) -> Iterator["Counter"]:
         """A bar that is advanced by what the block calls."""
-        counter = Counter(self.progress, self.progress.add_task(what, total=total, figures="", start_at=0))
+        counter = Counter(self.progress, self._add(what, total=total, start_at=0))
         yield counter
         self.progress.update(counter.bar, completed=self.progress.tasks[counter.bar].total)
+
+    def _add(self, what: str, **fields: Any) -> TaskID:
+        """A new bar; where they are more than the screen has lines, the first ones make room until the end."""
+        bar = self.progress.add_task(what, figures="", **fields)
+        for task in self.progress.tasks[: -max(1, self.console.height - 2)]:
+            self.progress.update(task.id, visible=False)
+        return bar
 
     def _update(self, **changes: Any) -> None:
         figures = "  ".join(text for text in (self.loss, self.validation) if text)
@@ -98,35 +112,65 @@ class _Rate(ProgressColumn):
         return Text(f"{done / elapsed:5.1f}/s" if elapsed and done else "")
 
 
+def task_words(dataset: str, ways: int, shots: int) -> str:
+    """5-way 1-shot glyphs; of waves, which have no classes, 10-shot sinusoid."""
+    return f"{shots}-shot {dataset}" if dataset == "sinusoid" else f"{ways}-way {shots}-shot {dataset}"
+
+
+def measure_of(record: Mapping[str, Any]) -> Measure:
+    """What was measured of the method that the record is about."""
+    return next((measure for measure in MEASURES.values() if measure.name in record), ACCURACY)
+
+
+def with_interval(measure: Measure, mean: float, ci95: float, signed: bool = False) -> str:
+    """61.23 ± 0.46, in the unit of the measure, which is not repeated here."""
+    digits = 2 if measure is ACCURACY else 4
+    return f"{mean:{'+' if signed else ''}.{digits}f} ± {ci95:.{digits}f}"
+
+
+def heading(measure: Measure) -> str:
+    """The name of the measure, and its unit."""
+    return "accuracy, %" if measure is ACCURACY else measure.name
+
+
+def best_of(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The record with the best result; NaN is none."""
+    tested = [record for record in records if not math.isnan(record.get(measure_of(record).name, math.nan))]
+    measure = measure_of(records[0] if not tested else tested[0])
+    sign = -1 if measure.lower else 1
+    return max(tested, key=lambda record: sign * record[measure.name], default=None)
+
+
 def results_table(
     records: Sequence[Mapping[str, Any]], paired_difference: Callable[[str, str, str], Accuracy | None]
 ) -> Table:
-    """Accuracy of every method, and what the first is above the others on the same tasks."""
-    first = records[0]
+    """The result of every method, and by how much the first is better than the others on the same tasks."""
+    first, best = records[0], best_of(records)
+    measure = measure_of(first)
+    sign = -1 if measure.lower else 1
     table = Table(
         title=Text(
-            f"{first['ways']}-way {first['shots']}-shot {first['dataset']}, {first['backbone']}, "
+            f"{task_words(first['dataset'], first['ways'], first['shots'])}, {first['backbone']}, "
             f"{first['protocol']} protocol, seed {first['seed']}"
         ),
         title_justify="left",
     )
-    best = max(records, key=lambda record: record["accuracy"])
     table.add_column("method")
-    table.add_column("accuracy, %", justify="right")
-    table.add_column(f"{first['method']} is above by", justify="right")
+    table.add_column(heading(measure), justify="right")
+    table.add_column(f"{first['method']} is {'below' if measure.lower else 'above'} by", justify="right")
     table.add_column("tasks", justify="right")
     table.add_column("trained in", justify="right")
     for record in records:
         difference = None
         if record is not first:
             difference = paired_difference(first["method"], record["method"], record["dataset"])
-        trained = sum(time for stage, time in record["seconds"].items() if stage != "test")
+        seconds = [time for stage, time in record.get("seconds", {}).items() if stage != "test"]
         table.add_row(
             record["method"],
-            f"{record['accuracy']:.2f} ± {record['ci95']:.2f}",
-            f"{difference.mean:+.2f} ± {difference.ci95:.2f}" if difference else "",
-            str(record["tasks"]),
-            duration(trained),
+            with_interval(measure, record[measure.name], record["ci95"]) if measure.name in record else "",
+            with_interval(measure, sign * difference.mean, difference.ci95, signed=True) if difference else "",
+            str(record.get("tasks", "")),
+            duration(sum(seconds)) if seconds else "",
             style="bold" if record is best else None,
         )
     return table
@@ -141,15 +185,6 @@ def settings_table(rows: Sequence[tuple[str, str, Any]]) -> Table:
     for name, takes, default in rows:
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
         table.add_row(name, Text(shown), takes)
-    return table
-
-
-def methods_table(summaries: Mapping[str, str]) -> Table:
-    table = Table(box=None, header_style="bold")
-    table.add_column("method", no_wrap=True)
-    table.add_column("what it is")
-    for name, summary in summaries.items():
-        table.add_row(name, summary)
     return table
 
 

@@ -146,7 +146,8 @@ class Svd(Part):
         return self.scale(g.flatten(1), F.softplus(self.m[key(name)], beta=2)).reshape(g.shape)
 
     def scale(self, g: Tensor, s: Tensor) -> Tensor:
-        u = torch.linalg.svd(g.detach(), full_matrices=False).U
+        # A gradient that is not finite has no SVD; it is for the meta-step to find, so it must get there.
+        u = torch.linalg.svd(g.detach().nan_to_num(0, 0, 0), full_matrices=False).U
         return u @ (s.unsqueeze(1) * (u.mT @ g))
 
 

@@ -1,0 +1,38 @@
+"""The command that labels pictures."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import npbml
+from npbml.cli.options import method_name, parse
+from npbml.cli.screen import console
+from npbml.data.folder import read_class_folders, read_pictures
+from npbml.report.terminal import labels_table
+
+
+@dataclass(frozen=True)
+class ClassifyOptions:
+    """Which learner, and which pictures."""
+
+    run: str
+    """A run folder with a meta-trained learner."""
+    support: str
+    """A folder of class folders: the labelled pictures."""
+    query: str
+    """A folder of pictures to be labelled, or one picture."""
+    method: str | None = None
+    """Which of the run's methods; its own by default."""
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, or cuda:N."""
+
+
+def classify(arguments: list[str]) -> None:
+    """Label your own pictures with a meta-trained learner and a few labelled examples."""
+    options = parse(ClassifyOptions, "classify", classify, arguments)
+    labelled, unlabelled = read_class_folders(Path(options.support)), read_pictures(Path(options.query))
+    learner = npbml.load(options.run, options.method and method_name(options.method), options.device)
+    pictures = [picture for members in labelled.values() for picture in members]
+    labels = [name for name, members in labelled.items() for _ in members]
+    classifier = npbml.FewShotClassifier(learner).fit(pictures, labels)
+    probabilities = classifier.predict_proba(list(unlabelled.values()))
+    console.print(labels_table(list(unlabelled), list(classifier.classes_), probabilities))
