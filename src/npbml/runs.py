@@ -95,9 +95,8 @@ class Run:
             return run
         if folder.exists() and (not folder.is_dir() or _taken(folder)):
             raise RunError(f"{folder} is there, but it is not a run folder: choose another with --run.")
-        run.check_sizes(
-            [config.method, *config.baselines]
-        )  # the data set is opened, and refused, before anything is written
+        # The data set is opened, and refused, before anything is written.
+        run.check_sizes([config.method, *config.baselines])
         data = "" if run.sinusoids else run.store.checksum
         write_json(folder / "environment.json", environment(config, run.device, data))
         for name in (config.method, *config.baselines):

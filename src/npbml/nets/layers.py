@@ -35,12 +35,16 @@ class Norm(nn.Module):
         self.mode: Literal["track", "batch", "running"] = "batch"
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.mode == "batch":
-            return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
         track = self.mode == "track"
-        return F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, track, self.momentum, self.eps
-        )
+        running = (None, None) if self.mode == "batch" else (self.running_mean, self.running_var)
+        train = self.mode != "running"
+        if track or "weight" in self._buffers:
+            return F.batch_norm(x, *running, self.weight, self.bias, train, self.momentum, self.eps)
+        # A scale and shift that adapt differ from task to task, and with these torch's batched second derivative
+        # of batch_norm is wrong (found by law C30): they are applied apart.
+        y = F.batch_norm(x, *running, None, None, train, self.momentum, self.eps)
+        space = (1,) * (x.dim() - 2)
+        return self.weight.view(-1, *space) * y + self.bias.view(-1, *space)
 
 
 def set_norm(module: nn.Module, mode: Literal["track", "batch", "running"]) -> None:
