@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from npbml.engine.settings import EngineSettings
 from npbml.errors import SettingError
 from npbml.learner import LearnerSettings, check_learner
 from npbml.methods import Cell, Recipe, compose, find_recipe, merged, register
@@ -45,6 +46,7 @@ class Config(LearnerSettings):
     relation: RelationStageSettings = group(RelationStageSettings)
     train: TrainSettings = group(TrainSettings)
     test: TestSettings = group(TestSettings)
+    engine: EngineSettings = group(EngineSettings)
 
     @property
     def meta_batch(self) -> int:
@@ -53,7 +55,7 @@ class Config(LearnerSettings):
 
 
 # Settings that may differ from those a run folder was made with: they change no trained weight.
-FREE = ("baselines", "checkpoint_seconds", "device", "method", "test.")
+FREE = ("baselines", "checkpoint_seconds", "device", "engine.", "method", "test.")
 
 # Minutes on two cores: a small network whose stem's features are computed once for all.
 QUICK: dict[str, Any] = {

@@ -175,7 +175,8 @@ class Run:
 
         def trainer() -> MetaTrainer:
             learner = self._fresh_learner(config)
-            return MetaTrainer(config, learner, self.source(learner, "train"), self.source(learner, "val"))
+            train, val = self.source(learner, "train"), self.source(learner, "val")
+            return MetaTrainer(config, learner, train, val, self.observer.said)
 
         return self._stage(method, trainer)
 
@@ -323,7 +324,7 @@ class Run:
 
     def _fingerprint(self, stage: str, config: Config) -> str:
         data = to_dict(config)
-        for name in ("baselines", "checkpoint_seconds", "device", "test", "protocol"):
+        for name in ("baselines", "checkpoint_seconds", "device", "engine", "test", "protocol"):
             data.pop(name)
         if stage in _DEPENDS:
             data = {name: data[name] for name in _DEPENDS[stage]}

@@ -8,12 +8,32 @@ import torch
 from torch import Tensor, nn
 
 from npbml.data.tasks import Task
-from npbml.engine.metastep import all_finite, apply_gradient, diagnose, meta_gradient, meta_step
+from npbml.engine.execute import Executor
+from npbml.engine.metastep import MetaStep, all_finite, apply_gradient, diagnose
+from npbml.engine.settings import EngineSettings
 from npbml.errors import RunError
 from npbml.learner import Learner, Prepared, stack_tasks
 
 MakeLearner = Callable[..., Learner]
 MakeTask = Callable[..., Task]
+
+
+def meta_gradient(
+    learner: Learner, parameters: list[nn.Parameter], prepared: Prepared, labels: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    return Executor(learner).gradient(parameters, prepared, labels, learner.outer(1.0))
+
+
+def meta_step(
+    learner: Learner,
+    optimizer: torch.optim.Optimizer,
+    prepared: Prepared,
+    labels: Tensor,
+    clip: str = "none",
+    clip_at: float = 10.0,
+) -> float:
+    step = MetaStep(learner, optimizer, EngineSettings(tasks="together"), clip, clip_at)
+    return step(lambda *tensors: (Prepared(*tensors[:-1]), tensors[-1]), (*prepared, labels), learner.outer(1.0))
 
 
 def prepared_tasks(learner: Learner, make_task: MakeTask, count: int = 2) -> tuple[Prepared, Tensor]:

@@ -23,7 +23,9 @@ def descend(
 ) -> Parameters:
     """theta_J of plain SGD."""
     steps, noise = range(settings.steps), torch.empty(0)
-    return rule.descend(lambda t, step: loss(t), theta, settings, plain(settings.lr), noise, steps, order)[-1]
+    return rule.descend(
+        lambda t, step: loss(t), theta, settings, plain(settings.lr), noise, steps, lambda step: order
+    )[-1]
 
 
 def sgd_settings(steps: int, lr: float, momentum: float, nesterov: bool, decay: float) -> InnerSettings:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from npbml.config import method_config, override, preset
 from npbml.data.tasks import ClassSet
-from npbml.engine.metastep import meta_gradient
+from npbml.engine.execute import Executor
 from npbml.engine.source import TaskSource
 from npbml.errors import RunError, SettingError
 from npbml.files import load_tensors
@@ -85,7 +85,8 @@ def gradient(trainer: MetaTrainer, index: int) -> dict[str, Tensor]:
     """The meta-gradient that step `index` sees, by name."""
     names, parameters = zip(*trainer.module.named_parameters(), strict=True)
     indices = trainer.train.draw(trainer.config.meta_batch, generator(trainer.config.seed, "train", index))
-    _, found = meta_gradient(trainer.module, list(parameters), *trainer.train.prepare(indices))
+    work = trainer.train.prepare(indices)
+    _, found = Executor(trainer.module).gradient(list(parameters), *work, trainer.module.outer(0.0))
     return dict(zip(names, found, strict=True))
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -87,14 +88,27 @@ class ClassSet:
         classes instead (see `cover`).
         """
         self.check(ways, shots, queries, tasks)
-        device, most = self.images.device, int(self.counts.max())
+        return self.draw_from(draw_numbers(generator).to(self.images.device), tasks, ways, shots + queries, chosen)
+
+    def draw_from(
+        self, numbers: Tensor, tasks: int, ways: int, images: int, chosen: Tensor | None = None
+    ) -> Tensor:
+        """`draw`, from two numbers that are where the images are: nothing is asked of the host, so that a GPU can
+        record it."""
+        starts, counts, most = self._tables
+        device = starts.device
         if chosen is None:
-            chosen = _keys(tasks, len(self), generator=generator, device=device).topk(ways).indices
+            chosen = _keys(numbers[0], tasks, len(self)).topk(ways).indices
         drawn = chosen.to(device)
-        starts, counts = (table.to(device)[drawn][..., None] for table in (self.starts, self.counts))
-        keys = _keys(tasks, ways, most, generator=generator, device=device)
-        keys = keys.masked_fill(torch.arange(most, device=device) >= counts, -1)
-        return starts + keys.topk(shots + queries).indices
+        keys = _keys(numbers[1], tasks, ways, most)
+        keys = keys.masked_fill(torch.arange(most, device=device) >= counts[drawn][..., None], -1)
+        return starts[drawn][..., None] + keys.topk(images).indices
+
+    @cached_property
+    def _tables(self) -> tuple[Tensor, Tensor, int]:
+        """Starts and counts where the images are, and the highest count."""
+        device = self.images.device
+        return self.starts.to(device), self.counts.to(device), int(self.counts.max())
 
     def cover(self, first: int, tasks: int, ways: int, random: Callable[[int], torch.Generator]) -> Tensor:
         """The classes [tasks, ways] of the tasks number `first` to `first + tasks` of an endless row in which
@@ -183,14 +197,18 @@ def task_noise(indices: Tensor, count: int) -> Tensor:
     return ((_scattered(task + _steps(count, indices.device)) >> 40).float() + 0.5) / 2**23
 
 
-def _keys(*shape: int, generator: torch.Generator, device: torch.device) -> Tensor:
+def draw_numbers(generator: torch.Generator) -> Tensor:
+    """What a batch of tasks is drawn from: two numbers, one for the classes and one for the images"""
+    return torch.stack([torch.randint(-(2**62), 2**62, (), generator=generator) for _ in range(2)])
+
+
+def _keys(start: Tensor, *shape: int) -> Tensor:
     """Random whole numbers, int64 [*shape], none negative; two that are equal do not occur in practice.
 
-    A counter, scattered from a start that the generator gives: whole numbers are computed alike everywhere, so
-    that every device draws the same, and at its own speed.
+    A counter, scattered from a start: whole numbers are computed alike everywhere, so that every device draws the
+    same, and at its own speed.
     """
-    start = torch.randint(-(2**62), 2**62, (), generator=generator).item()
-    return _scattered(_steps(math.prod(shape), device) + start).view(shape)
+    return _scattered(_steps(math.prod(shape), start.device) + start).view(shape)
 
 
 def _steps(count: int, device: torch.device) -> Tensor:

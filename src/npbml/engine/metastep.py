@@ -1,31 +1,29 @@
 """One meta-step (Algorithm 1): the meta-gradient of a batch of tasks, checked, clipped and applied."""
 
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from npbml.engine.capture import Captured, shapes
+from npbml.engine.execute import Executor
+from npbml.engine.settings import EngineSettings
 from npbml.errors import RunError
 from npbml.learner import Learner, Prepared
 from npbml.rule.objective import Outer
 
-
-def meta_gradient(
-    learner: Learner,
-    parameters: list[nn.Parameter],
-    prepared: Prepared,
-    query_labels: Tensor,
-    outer: Outer | None = None,
-) -> tuple[Tensor, list[Tensor]]:
-    """The mean of the outer objective over tasks and its gradient in `parameters` (zero where there is none)."""
-    loss = learner.over_tasks(partial(learner.task_loss, outer=outer))(prepared, query_labels).mean()
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-    return loss.detach(), list(gradients)
+MARGIN = 1.3
+Work = Callable[..., tuple[Prepared, Tensor]]  # tensors -> the frozen work of tasks and their query labels
 
 
-def all_finite(loss: Tensor, gradients: list[Tensor]) -> bool:
-    return bool(torch.stack([loss.isfinite(), *(g.isfinite().all() for g in gradients)]).all())
+def all_finite(loss: Tensor, gradients: list[Tensor]) -> Tensor:
+    """Whether all of it is finite, as a tensor: nothing waits for the answer."""
+    return torch.cat([loss.view(1), *(g.flatten() for g in gradients)]).isfinite().all()
 
 
 def diagnose(learner: Learner, parameters: list[nn.Parameter], gradients: list[Tensor], prepared: Prepared) -> str:
@@ -76,19 +74,167 @@ def apply_gradient(
     optimizer.step()
 
 
-def meta_step(
-    learner: Learner,
+class MetaStep:
+    """Meta-steps of a learner, executed as the settings say and the machine allows.
+
+    A step is given what makes its tasks and the tensors this is made from: recorded in a CUDA graph, the making of
+    the tasks is part of the replay. Where compiling or recording fails, the steps go on without, and it is said.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        optimizer: torch.optim.Optimizer,
+        settings: EngineSettings,
+        clip: str = "none",
+        clip_at: float = 10.0,
+        say: Callable[[str], None] = lambda words: None,
+    ) -> None:
+        self.learner, self.optimizer, self.clip, self.clip_at, self.say = learner, optimizer, clip, clip_at, say
+        self.parameters = [parameter for part in optimizer.param_groups for parameter in part["params"]]
+        self.settings = resolved(settings, self.parameters[0].device)
+        self.executor: Executor | None = None
+        self.recorded: dict[Any, Captured] = {}
+        self.update: Captured | None = None
+        self.notes: dict[str, Any] = {}  # what was decided by measuring: a resumed run must not decide anew
+
+    def __call__(self, work: Work, inputs: tuple[Tensor, ...], outer: Outer) -> float:
+        """Change the learner by one meta-step and return the loss before it; refuse a step that is not finite."""
+        loss, gradients, finite = self._gradient(work, inputs, outer)
+        if not bool(finite):
+            prepared, _ = work(*inputs)
+            raise RunError(diagnose(self.learner, self.parameters, gradients, prepared))
+        self._apply(gradients)
+        return loss.item()
+
+    def _apply(self, gradients: list[Tensor]) -> None:
+        def apply(*gradients: Tensor) -> None:
+            apply_gradient(self.optimizer, self.parameters, list(gradients), self.clip, self.clip_at)
+
+        if self.settings.graph == "on" and self.update is None:
+            self.update = recorded_update(apply, gradients, self.parameters, self.optimizer)
+        (self.update or apply)(*gradients)
+
+    def _gradient(
+        self, work: Work, inputs: tuple[Tensor, ...], outer: Outer
+    ) -> tuple[Tensor, list[Tensor], Tensor]:
+        if self.executor is None:
+            self.executor = self._choose(work, inputs, outer)
+        places = tuple(outer.weights)
+        weights = torch.tensor([outer.weights[place] for place in places])
+
+        def whole(weights: Tensor, *inputs: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+            assert self.executor is not None
+            prepared, labels = self._laid_out(work(*inputs))
+            now = Outer(outer.order, dict(zip(places, weights, strict=True)))
+            loss, gradients = self.executor.gradient(self.parameters, prepared, labels, now)
+            return loss, gradients, all_finite(loss, gradients)
+
+        given = (weights.to(self.parameters[0]), *inputs)
+        if self.settings.graph == "on":
+            key = (outer.order, places, shapes(inputs))
+            try:
+                if key not in self.recorded:
+                    self.recorded[key] = Captured(whole, given)
+                return self.recorded[key](*given)
+            except (RuntimeError, torch.AcceleratorError) as error:
+                self.say(
+                    f"The meta-step cannot be recorded in a CUDA graph, and goes on without: {first_line(error)}"
+                )
+                self.settings = replace(self.settings, graph="off")
+        return whole(*given)
+
+    def _choose(self, work: Work, inputs: tuple[Tensor, ...], outer: Outer) -> Executor:
+        """An executor by the settings; whether tasks run together is measured where it is not said."""
+        prepared, labels = self._laid_out(work(*inputs))
+        together = self.notes.get("together", self.settings.tasks == "together")
+        if self.settings.tasks == "auto" and "together" not in self.notes:
+            times = {}
+            for way in (True, False):
+                plain = Executor(self.learner, way, chunk=self.settings.chunk)
+                times[way] = self._time(partial(plain.gradient, self.parameters, prepared, labels, outer))
+            # With a margin, so that runs of equal settings decide alike.
+            together = self.notes["together"] = times[True] < MARGIN * times[False]
+            words = "together" if together else "one after another"
+            self.say(
+                f"Tasks run {words}: {1000 * times[True]:.0f} ms a meta-step together, "
+                f"{1000 * times[False]:.0f} ms one after another."
+            )
+        settings = self.settings
+        plain = Executor(self.learner, together, False, settings.remat, settings.chunk)
+        if settings.compile != "on":
+            return plain
+        compiled = Executor(self.learner, together, True, settings.remat, settings.chunk)
+        started = time.monotonic()
+        try:
+            compiled.gradient(self.parameters, prepared, labels, outer)
+        except Exception as error:
+            self.say(f"The inner step cannot be compiled, and runs without: {first_line(error)}")
+            return plain
+        self.say(f"The inner step was compiled in {time.monotonic() - started:.0f} s.")
+        return compiled
+
+    def _time(self, gradient: Callable[[], object]) -> float:
+        """Seconds of the second call; on a GPU, of its replay, since launches take longer than the work."""
+        run: Callable[[], object] = gradient
+        if self.settings.graph == "on":
+            run = Captured(gradient, ())
+        run()
+        _wait(self.parameters[0].device)
+        started = time.perf_counter()
+        run()
+        _wait(self.parameters[0].device)
+        return time.perf_counter() - started
+
+    def _laid_out(self, work: tuple[Prepared, Tensor]) -> tuple[Prepared, Tensor]:
+        """Features in the precision asked for and, on a GPU, with channels last, as its convolutions take them."""
+        prepared, labels = work
+
+        def lay(x: Tensor) -> Tensor:
+            if self.settings.precision == "bfloat16":
+                x = x.to(torch.bfloat16)
+            return x.movedim(2, -1).contiguous().movedim(-1, 2) if x.is_cuda else x
+
+        return prepared._replace(inner=lay(prepared.inner), final=lay(prepared.final)), labels
+
+
+def recorded_update(
+    apply: Callable[..., None],
+    gradients: list[Tensor],
+    parameters: list[nn.Parameter],
     optimizer: torch.optim.Optimizer,
-    prepared: Prepared,
-    query_labels: Tensor,
-    clip: str = "none",
-    clip_at: float = 10.0,
-    outer: Outer | None = None,
-) -> float:
-    """Change the learner by one meta-step and return the loss before it; refuse a step that is not finite."""
-    parameters = [parameter for part in optimizer.param_groups for parameter in part["params"]]
-    loss, gradients = meta_gradient(learner, parameters, prepared, query_labels, outer)
-    if not all_finite(loss, gradients):
-        raise RunError(diagnose(learner, parameters, gradients, prepared))
-    apply_gradient(optimizer, parameters, gradients, clip, clip_at)
-    return loss.item()
+) -> Captured:
+    """The optimiser's step as a recording. Its rehearsals are steps too, and are undone."""
+    fresh = not optimizer.state
+    before = [parameter.detach().clone() for parameter in parameters]
+    states = [{k: v.clone() for k, v in optimizer.state[p].items()} for p in parameters if p in optimizer.state]
+    update = Captured(apply, gradients)
+    with torch.no_grad():
+        for parameter, value in zip(parameters, before, strict=True):
+            parameter.copy_(value)
+        for index, parameter in enumerate(parameters):
+            for name, tensor in optimizer.state[parameter].items():
+                if fresh:
+                    tensor.zero_()
+                else:
+                    tensor.copy_(states[index][name])
+    return update
+
+
+def resolved(settings: EngineSettings, device: torch.device) -> EngineSettings:
+    """The settings with every `auto` but that of the tasks decided."""
+    usual = EngineSettings(compile="on", graph="on", precision="tf32")
+    if device.type != "cuda":
+        usual = EngineSettings(compile="off", graph="off", precision="float32")
+        settings = replace(settings, graph="off")
+    names = ("compile", "graph", "precision")
+    return replace(settings, **{n: getattr(usual, n) for n in names if getattr(settings, n) == "auto"})
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -39,6 +39,10 @@ class TaskSource:
         ways = self.learner.settings.ways
         return self.classes.draw(tasks, ways, self.shots, self.queries, generator, chosen)
 
+    def draw_from(self, numbers: Tensor, tasks: int) -> Tensor:
+        """`draw`, from numbers that are where the images are."""
+        return self.classes.draw_from(numbers, tasks, self.learner.settings.ways, self.shots + self.queries)
+
     def prepare(self, indices: Tensor, look: Callable[[Tensor], Tensor] | None = None) -> tuple[Prepared, Tensor]:
         """The frozen work of the tasks with these images, and their query labels [tasks, queries].
 

@@ -1,10 +1,11 @@
 """A learner: a network and a learning rule, ready to adapt to a task."""
 
-from npbml.learner.learner import GROUPS, Learner, Prepared, stack_tasks
+from npbml.learner.learner import GROUPS, Acts, Learner, Prepared, stack_tasks
 from npbml.learner.settings import ImageSpec, InitSettings, LearnerSettings, check_learner
 
 __all__ = [
     "GROUPS",
+    "Acts",
     "ImageSpec",
     "InitSettings",
     "Learner",

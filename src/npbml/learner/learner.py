@@ -17,7 +17,7 @@ from npbml.learner.settings import ImageSpec, LearnerSettings, check_learner
 from npbml.nets.layers import Norm, freeze, initialise
 from npbml.nets.relation import RelationNetwork
 from npbml.randomness import generator
-from npbml.rule.descend import Parameters, StepLoss, descend
+from npbml.rule.descend import Parameters, State, begin, inner_step
 from npbml.rule.head import Head
 from npbml.rule.loss import BASES, LearnedLoss, one_hot
 from npbml.rule.modulate import FiLM
@@ -27,6 +27,7 @@ from npbml.rule.warp import Warp
 from npbml.threads import each_in_a_thread
 
 GROUPS = ("theta", "omega", "phi", "psi")
+Fixed = dict[Any, Any] | None  # modulations that are kept for a whole task (see FiLM)
 TAIL = "network.tail."  # adapted parameters are named as in `named_parameters()`
 
 
@@ -38,6 +39,14 @@ class Prepared(NamedTuple):
     labels: Tensor  # [support, outputs]: one-hot, or values
     scores: Tensor  # [query, ways], or [query, 0] where no loss asks for them
     noise: Tensor  # uniform in (0, 1), as many as the preconditioner asks for
+
+
+class Acts(NamedTuple):
+    """What an adaptation is made of, of one task or, lifted by an engine, of many together."""
+
+    begin: Callable[[Prepared], State]
+    advance: Callable[..., State]  # state, prepared, step, order, norm_step -> state
+    score: Callable[[Parameters, Prepared, Tensor, int], Tensor]  # theta, prepared, query labels, step -> loss
 
 
 class Learner(nn.Module):
@@ -134,6 +143,11 @@ class Learner(nn.Module):
             groups[letter.get(parameter, "theta")][name] = parameter
         return groups
 
+    @property
+    def depends_on_step(self) -> bool:
+        """Whether an inner step differs from another in more than its state."""
+        return bool(self._by_step) or self.precondition.per_step or self.loss.adaptive is not None
+
     def take_pretrained(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from a pre-trained encoder; the rule's own parts keep their start."""
         take_encoder(self.network, tensors)
@@ -191,11 +205,11 @@ class Learner(nn.Module):
         outer = outer or self.outer(1.0)
         if self.settings.outer.objective == "trajectory":
             return self._on_the_way(prepared, query_labels, outer)
-        return self._unrolled(prepared, query_labels, outer)
+        return self.unrolled(prepared, query_labels, outer)
 
-    def forward(self, *arguments: Any, call: str = "meta_loss") -> Tensor:
+    def forward(self, *arguments: Any, call: str = "meta_loss", **named: Any) -> Any:
         """`meta_loss`, or another of the methods: it is what torch.func.functional_call calls."""
-        return getattr(self, call)(*arguments)
+        return getattr(self, call)(*arguments, **named)
 
     def start(self, outputs: int) -> Parameters:
         """theta_0 of a task."""
@@ -206,65 +220,79 @@ class Learner(nn.Module):
         return theta
 
     def trajectory(
-        self,
-        prepared: Prepared,
-        fixed: dict[Any, Any] | None = None,
-        steps: int | None = None,
-        order: int = 2,
+        self, prepared: Prepared, fixed: Fixed = None, steps: int | None = None, order: int = 2
     ) -> list[Parameters]:
         """theta_0 to theta_J, of as many steps as at test if none are given, then those of the critic."""
-        steps = steps or self._test_steps
         fixed = self._modulations(prepared) if fixed is None else fixed
-        loss = partial(self._inner_loss, prepared=prepared, fixed=fixed)
-        trajectory = self._descend(loss, self.start(prepared.labels.shape[1]), prepared, steps, order)
-        critic = self.loss.critic
-        if critic is not None:
+        return self.walk(self.acts(fixed), prepared, steps or self._test_steps, order)
 
-            def criticise(theta: Parameters, step: int) -> Tensor:
-                return critic(self._query_logits(theta, prepared, fixed, steps - 1))
+    def acts(self, fixed: Fixed = None) -> "Acts":
+        """What adaptation is made of, for one task."""
+        return Acts(self.begin, partial(self.advance, fixed=fixed), partial(self.query_loss, fixed=fixed))
 
-            count = self.settings.loss.critic_steps
-            trajectory += self._descend(criticise, trajectory[-1], prepared, count, order)[1:]
-        return trajectory
+    def walk(self, acts: "Acts", prepared: Prepared, steps: int, order: int = 2) -> list[Parameters]:
+        """The points of an adaptation: theta_0 to theta_J, then those of the critic's steps."""
+        state = acts.begin(prepared)
+        points = [state.theta]
+        exact = self.settings.outer.second_order_steps
+        for step in range(steps):
+            early = exact is not None and step < steps - exact
+            state = acts.advance(state, prepared, step, 1 if early else order)
+            points.append(state.theta)
+        if self.loss.critic is not None:
+            state = begin(state.theta, self.settings.inner)
+            for step in range(self.settings.loss.critic_steps):
+                state = acts.advance(state, prepared, step, order, norm_step=steps - 1)
+                points.append(state.theta)
+        return points
+
+    def begin(self, prepared: Prepared) -> State:
+        """The state of a task before its first step."""
+        return begin(self.start(prepared.labels.shape[-1]), self.settings.inner)
+
+    def advance(
+        self,
+        state: State,
+        prepared: Prepared,
+        step: int,
+        order: int = 2,
+        norm_step: int | None = None,
+        fixed: Fixed = None,
+    ) -> State:
+        """One inner step of one task: on the loss M or, with `norm_step`, on the critic, whose predictions are
+        made with the batch norm of that step."""
+
+        def loss(theta: Parameters, step: int) -> Tensor:
+            if norm_step is None or self.loss.critic is None:
+                terms = self._inner_terms(theta, prepared, fixed, step)
+                return sum(terms.values(), prepared.labels.new_zeros(()))
+            return self.loss.critic(self._query_logits(theta, prepared, fixed, norm_step))
+
+        return inner_step(loss, state, self.settings.inner, self.precondition, prepared.noise, step, order)
 
     def inner_terms(self, theta: Parameters, prepared: Prepared, step: int = 0) -> dict[str, Tensor]:
         """The terms of the learned loss M at `theta`."""
         return self._inner_terms(theta, prepared, self._modulations(prepared), step)
 
-    def _inner_terms(
-        self, theta: Parameters, prepared: Prepared, fixed: dict[Any, Any] | None, step: int
-    ) -> dict[str, Tensor]:
+    def _inner_terms(self, theta: Parameters, prepared: Prepared, fixed: Fixed, step: int) -> dict[str, Tensor]:
         logits = self._forward(theta, prepared.inner, fixed, step)
-        support = len(prepared.labels)
-        return self.loss.terms(logits[:support], prepared.labels, logits[support:], prepared.scores, theta, step)
+        labels, scores, support = prepared.labels, prepared.scores, len(prepared.labels)
+        return self.loss.terms(logits[:support], labels, logits[support:], scores, theta, step)
 
-    def _inner_loss(
-        self, theta: Parameters, step: int, prepared: Prepared, fixed: dict[Any, Any] | None
+    def unrolled(
+        self, prepared: Prepared, query_labels: Tensor, outer: Outer, acts: "Acts | None" = None
     ) -> Tensor:
-        """M at one step."""
-        return sum(self._inner_terms(theta, prepared, fixed, step).values(), prepared.labels.new_zeros(()))
+        """The query loss at points of the inner trajectory, through which the gradient flows.
 
-    def _descend(
-        self,
-        loss: StepLoss,
-        theta: Parameters,
-        prepared: Prepared,
-        steps: int,
-        order: int,
-        first: int = 0,
-    ) -> list[Parameters]:
-        inner, noise = self.settings.inner, prepared.noise
-        return descend(loss, theta, inner, self.precondition, noise, range(first, first + steps), order)
-
-    def _unrolled(self, prepared: Prepared, query_labels: Tensor, outer: Outer) -> Tensor:
-        """The query loss at points of the inner trajectory, through which the gradient flows."""
-        fixed, steps = self._modulations(prepared), self.settings.inner.steps
-        trajectory = self.trajectory(prepared, fixed, steps, outer.order)
-        losses = []
-        for place, weight in outer.weights.items():
-            step = min(place % len(trajectory), steps) - 1
-            losses.append(weight * self._query_loss(trajectory[place], prepared, query_labels, fixed, step))
-        return torch.stack(losses).sum()
+        Of one task; or of many, where `acts` are those of many.
+        """
+        acts, steps = acts or self.acts(self._modulations(prepared)), self.settings.inner.steps
+        points = self.walk(acts, prepared, steps, outer.order)
+        losses = [
+            weight * acts.score(points[place], prepared, query_labels, min(place % len(points), steps) - 1)
+            for place, weight in outer.weights.items()
+        ]
+        return torch.stack(losses).sum(0)
 
     def _on_the_way(self, prepared: Prepared, query_labels: Tensor, outer: Outer) -> Tensor:
         """WarpGrad: the rule learns one step ahead of every point visited, the initialisation from the end.
@@ -277,35 +305,33 @@ class Learner(nn.Module):
         rule = {name: p for letter, part in groups.items() if letter != "theta" for name, p in part.items()}
         task = (prepared, query_labels, outer)
         ahead = functional_call(self, groups["theta"], task, {"call": "_look_ahead"})
-        end = functional_call(self, rule, task, {"call": "_unrolled"})
+        end = functional_call(self, rule, task, {"call": "unrolled"})
         return ahead + self.settings.outer.start_weight * end
 
     def _look_ahead(self, prepared: Prepared, query_labels: Tensor, outer: Outer) -> Tensor:
         """The query loss one step ahead of every point visited, with no gradient along the way."""
-        fixed = self._modulations(prepared)
-        loss = partial(self._inner_loss, prepared=prepared, fixed=fixed)
+        acts, settings = self.acts(self._modulations(prepared)), self.settings
         with torch.no_grad():
-            visited = self.trajectory(prepared, fixed, self.settings.inner.steps)[:-1]
+            visited = self.walk(acts, prepared, settings.inner.steps)[:-1]
         losses = []
         for step, theta in enumerate(visited):
-            there = self._descend(loss, theta, prepared, 1, outer.order, first=step)[-1]
-            if self.settings.outer.hessian_free:
+            there = acts.advance(begin(theta, settings.inner), prepared, step, outer.order).theta
+            if settings.outer.hessian_free:
                 there = {name: tensor.detach() for name, tensor in there.items()}
-            losses.append(self._query_loss(there, prepared, query_labels, fixed, step))
+            losses.append(acts.score(there, prepared, query_labels, step))
         return torch.stack(losses).sum()
 
-    def _query_loss(
-        self, theta: Parameters, prepared: Prepared, query_labels: Tensor, fixed: dict[Any, Any] | None, step: int
+    def query_loss(
+        self, theta: Parameters, prepared: Prepared, query_labels: Tensor, step: int, fixed: Fixed = None
     ) -> Tensor:
+        """The loss of the final batch's predictions at theta, with the batch norm of a step."""
         logits = self._forward(theta, prepared.final, fixed, step)
         target = self._target(query_labels, prepared.labels.shape[1], logits.dtype)
         if self.settings.outer.items == "all":
             target = torch.cat([prepared.labels, target])
         return self.loss.base(logits[-len(target) :], target).mean()
 
-    def _query_logits(
-        self, theta: Parameters, prepared: Prepared, fixed: dict[Any, Any] | None, step: int
-    ) -> Tensor:
+    def _query_logits(self, theta: Parameters, prepared: Prepared, fixed: Fixed, step: int) -> Tensor:
         return self._forward(theta, prepared.final, fixed, step)[-len(prepared.scores) :]
 
     def _target(self, labels: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
@@ -316,16 +342,27 @@ class Learner(nn.Module):
     def _test_steps(self) -> int:
         return self.settings.inner.test_steps or self.settings.inner.steps
 
-    def _forward(self, theta: Parameters, features: Tensor, fixed: dict[Any, Any] | None, step: int = 0) -> Tensor:
-        """Logits of stem features at theta: f = h o z (Equation 10)."""
+    def _forward(self, theta: Parameters, features: Tensor, fixed: Fixed, step: int = 0) -> Tensor:
+        """Logits of stem features at theta: f = h o z (Equation 10).
+
+        The tail computes in the precision of the features, the head in that of the parameters.
+        """
         tail = {name.removeprefix(TAIL): value for name, value in theta.items() if name.startswith(TAIL)}
         tail |= {name: attrgetter(name)(self.network.tail)[step] for name in self._by_step}
+        if features.dtype != self.head.weight.dtype:
+            whole = {
+                **dict(self.network.tail.named_parameters()),
+                **dict(self.network.tail.named_buffers()),
+                **tail,
+            }
+            tail = {name: value.to(features.dtype) for name, value in whole.items()}
         embeddings = functional_call(self.network.tail, tail, (features, fixed))
+        head = self.head.start(self.settings.outputs)
         if "head.weight" in theta:
-            return self.head(embeddings, theta["head.weight"], theta["head.bias"])
-        return self.head(embeddings, *self.head.start(self.settings.outputs))
+            head = theta["head.weight"], theta["head.bias"]
+        return self.head(embeddings.to(head[0].dtype), *head)
 
-    def _modulations(self, prepared: Prepared) -> dict[Any, Any] | None:
+    def _modulations(self, prepared: Prepared) -> Fixed:
         """Where modulations are kept for a whole task, those of theta_0 on the inner batch."""
         if self.settings.film.refresh == "pass" or not self.settings.film.enabled:
             return None

@@ -36,15 +36,25 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         track = self.mode == "track"
-        running = (None, None) if self.mode == "batch" else (self.running_mean, self.running_var)
+        mean, var = (None, None) if self.mode == "batch" else (self.running_mean, self.running_var)
         train = self.mode != "running"
         if track or "weight" in self._buffers:
-            return F.batch_norm(x, *running, self.weight, self.bias, train, self.momentum, self.eps)
+            return F.batch_norm(x, mean, var, self.weight, self.bias, train, self.momentum, self.eps)
         # A scale and shift that adapt differ from task to task, and with these torch's batched second derivative
         # of batch_norm is wrong (found by law C30): they are applied apart.
-        y = F.batch_norm(x, *running, None, None, train, self.momentum, self.eps)
+        y = F.batch_norm(x, mean, var, None, None, train, self.momentum, self.eps)
         space = (1,) * (x.dim() - 2)
         return self.weight.view(-1, *space) * y + self.bias.view(-1, *space)
+
+
+def halve(x: Tensor) -> Tensor:
+    """2x2 max pooling"""
+    if not torch.compiler.is_compiling():
+        return F.max_pool2d(x, 2)
+    # Compiled, the backward of max_pool2d is a slow scatter, and that of a maximum over an axis is not.
+    *lead, height, width = x.shape
+    x = x[..., : height // 2 * 2, : width // 2 * 2]
+    return x.reshape(*lead, height // 2, 2, width // 2, 2).amax((-3, -1))
 
 
 def set_norm(module: nn.Module, mode: Literal["track", "batch", "running"]) -> None:
@@ -139,7 +149,7 @@ class ConvBlock(Block):
 
     def forward(self, u: Tensor, fixed: dict[Any, Any] | None = None) -> Tensor:
         y = self.activation(self.warped(self.unit(u, fixed), fixed, "pre_activation"))
-        return self.warped(F.max_pool2d(y, 2) if self.pool else y, fixed, "after_pool")
+        return self.warped(halve(y) if self.pool else y, fixed, "after_pool")
 
 
 class ResidualBlock(Block):
@@ -173,7 +183,7 @@ class ResidualBlock(Block):
         y = self.activation(second(y, fixed))
         y = self.warped(third(y, fixed), fixed, "before_addition")
         y = self.activation(y + self.shortcut(u, fixed))
-        return self.warped(F.max_pool2d(y, 2) if self.pool else y, fixed, "after_block")
+        return self.warped(halve(y) if self.pool else y, fixed, "after_block")
 
 
 class WideBlock(Block):

@@ -59,6 +59,9 @@ class Terminal(Observer):
         if not self.console.is_terminal:
             self.console.print(f"{self.stage}: step {step}, {self.loss or 'start'}, validation {value}")
 
+    def said(self, words: str) -> None:
+        self.console.print(words, markup=False, soft_wrap=True)
+
     def end(self, note: str) -> None:
         self._update()
         if not self.console.is_terminal:

@@ -51,6 +51,54 @@ class Point(NamedTuple):
 Precondition = Callable[[Parameters, Point], Parameters]
 
 
+class State(NamedTuple):
+    """Where the inner loop is: the adapted tensors and, with momentum, their buffers."""
+
+    theta: Parameters
+    buffer: Parameters
+
+
+def begin(theta: Parameters, settings: InnerSettings) -> State:
+    """The state before the first step."""
+    return State(theta, {name: torch.zeros_like(t) for name, t in theta.items()} if settings.momentum else {})
+
+
+def inner_step(
+    loss: StepLoss,
+    state: State,
+    settings: InnerSettings,
+    precondition: Precondition,
+    noise: Tensor,
+    step: int,
+    order: int = 2,
+) -> State:
+    """One step of SGD on `loss(theta, step)`.
+
+        theta_{j+1} = theta_j - P(v_j),   v = the gradient, after weight decay, momentum and Nesterov's combination
+
+    The direction v is what torch.optim.SGD computes, but gradients, buffers and parameters stay in the graph.
+    `precondition` gives P, which contains the learning rate. Of order 1, the gradient carries no gradient.
+    """
+    theta, buffer = state
+    momentum, decay = settings.momentum, settings.weight_decay
+
+    def here(theta: Parameters) -> Tensor:
+        return loss(theta, step)
+
+    gradient = torch.func.grad(here)(theta)
+    if order == 1:
+        gradient = {name: g.detach() for name, g in gradient.items()}
+    direction = {name: g + decay * theta[name] if decay else g for name, g in gradient.items()}
+    if momentum:
+        buffer = {name: momentum * buffer[name] + d for name, d in direction.items()}
+        if settings.nesterov:
+            direction = {name: d + momentum * buffer[name] for name, d in direction.items()}
+        else:
+            direction = buffer
+    change = precondition(direction, Point(theta, step, here, noise))
+    return State({name: theta[name] - change[name] for name in theta}, buffer)
+
+
 def descend(
     loss: StepLoss,
     theta: Parameters,
@@ -58,38 +106,15 @@ def descend(
     precondition: Precondition,
     noise: Tensor,
     steps: Iterable[int],
-    order: int = 2,
+    orders: Callable[[int], int] = lambda step: 2,
 ) -> list[Parameters]:
-    """theta_0 to theta_J: SGD on `loss(theta, step)` from `theta`, one step for each number of `steps`.
-
-        theta_{j+1} = theta_j - P(v_j),   v = the gradient, after weight decay, momentum and Nesterov's combination
-
-    The direction v is what torch.optim.SGD computes, but gradients, buffers and parameters stay in the graph.
-    `precondition` gives P, which contains the learning rate. Of order 1, the gradients carry no gradient.
-    """
-    momentum, decay = settings.momentum, settings.weight_decay
-    buffer: Parameters = {}
+    """theta_0 to theta_J, one step for each number of `steps`."""
+    state = begin(theta, settings)
     trajectory = [theta]
     for step in steps:
-        here = _at(loss, step)
-        gradient = torch.func.grad(here)(theta)
-        if order == 1:
-            gradient = {name: g.detach() for name, g in gradient.items()}
-        direction = {name: g + decay * theta[name] if decay else g for name, g in gradient.items()}
-        if momentum:
-            buffer = {name: momentum * buffer[name] + d if buffer else d for name, d in direction.items()}
-            if settings.nesterov:
-                direction = {name: d + momentum * buffer[name] for name, d in direction.items()}
-            else:
-                direction = buffer
-        change = precondition(direction, Point(theta, step, here, noise))
-        theta = {name: theta[name] - change[name] for name in theta}
-        trajectory.append(theta)
+        state = inner_step(loss, state, settings, precondition, noise, step, orders(step))
+        trajectory.append(state.theta)
     return trajectory
-
-
-def _at(loss: StepLoss, step: int) -> Callable[[Parameters], Tensor]:
-    return lambda theta: loss(theta, step)
 
 
 def plain(lr: float) -> Precondition:

@@ -12,7 +12,7 @@ from npbml.nets.layers import initialise
 from npbml.rule.adaptive import AdaptiveLosses
 from npbml.rule.critic import Critic
 from npbml.rule.descend import Parameters
-from npbml.rule.modulate import FiLM
+from npbml.rule.modulate import FiLM, small_linear
 from npbml.settings import setting
 
 EPS = 1e-12  # keeps the second derivatives of a root finite where a tensor is zero or constant
@@ -78,7 +78,7 @@ class LossNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """items [n, inputs] -> their mean loss, a scalar"""
         for index, layer in enumerate(self.layers):
-            y = layer(x)
+            y = small_linear(x, layer)  # type: ignore[arg-type]
             if self.films is not None:
                 y = self.films[index](x, y)
             x = F.relu(y) if index < 2 else y

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from npbml.settings import setting
@@ -37,7 +38,8 @@ class FiLM(nn.Module):
         pooled = u.flatten(2).mean(2) if u.dim() > 2 else u
         if self.conditioning == "batch":
             pooled = pooled.mean(0, keepdim=True)
-        gamma, beta = self.generator(pooled).chunk(2, dim=-1)
+        made = self.generator(pooled) if u.dim() > 2 else small_linear(pooled, self.generator)
+        gamma, beta = made.chunk(2, dim=-1)
         return gamma, beta
 
     def forward(self, u: Tensor, y: Tensor, fixed: dict[Any, Any] | None = None) -> Tensor:
@@ -53,3 +55,11 @@ class FiLM(nn.Module):
             gamma, beta = fixed[self]
         space = (1,) * (y.dim() - 2)
         return (1 + gamma).view(*gamma.shape, *space) * y + beta.view(*beta.shape, *space)
+
+
+def small_linear(x: Tensor, layer: nn.Linear) -> Tensor:
+    """layer(x), of tens of inputs and outputs"""
+    if not torch.compiler.is_compiling():
+        return layer(x)
+    # A product this small is a launch of its own; as a sum it is compiled into one with what surrounds it.
+    return (x.unsqueeze(-2) * layer.weight).sum(-1) + layer.bias

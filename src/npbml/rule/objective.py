@@ -21,6 +21,8 @@ class OuterSettings:
     """Order of the meta-gradient; 1 stops the gradient at every inner step, so that no loss can be learned."""
     first_order_epochs: int = setting(0, low=0)
     """Epochs of order 1 before those of order 2 (derivative-order annealing)."""
+    second_order_steps: int | None = setting(None, low=1)
+    """Inner steps, the last ones, whose gradient carries gradient (a truncated unroll); all if not given."""
     epochs: int = setting(100, low=1)
     """Epochs into which the meta-steps are divided; what is annealed changes from one to the next."""
     multi_step_epochs: int = setting(15, low=1)

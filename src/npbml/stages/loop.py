@@ -25,6 +25,7 @@ class Trainer(Protocol):
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
+    notes: dict[str, Any]  # what was found out by measuring, and must stay as it is through a stop
 
     def step(self, index: int) -> dict[str, float]:
         """One gradient step; the metrics to log."""
@@ -44,6 +45,8 @@ class Observer:
     def stepped(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def validated(self, step: int, value: str) -> None: ...
+
+    def said(self, words: str) -> None: ...
 
     def end(self, note: str) -> None: ...
 
@@ -179,7 +182,7 @@ class _State:
             tensors |= {f"best.{rank}.{name}": tensor for name, tensor in kept.items()}
         for index, entry in trainer.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in entry.items() if value is not None}
-        about = {name: value for name, value in vars(self).items() if name != "best"}
+        about = {name: value for name, value in vars(self).items() if name != "best"} | {"notes": trainer.notes}
         save_tensors(loop.folder / "checkpoint.safetensors", tensors, {**about, "fingerprint": loop.fingerprint})
 
     @classmethod
@@ -192,6 +195,7 @@ class _State:
         if about.pop("fingerprint", None) != loop.fingerprint:
             raise RunError(f"{path} was made with other settings than this run's: choose another --run.")
         state = cls()
+        trainer.notes.update(about.pop("notes", {}))
         vars(state).update(about)
         state.best = [_below(f"best.{rank}.", tensors) for rank in range(len(state.kept))]
         trainer.module.load_state_dict(_below("module.", tensors))

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from npbml.config import Config
+from npbml.data.tasks import draw_numbers
 from npbml.engine.ahead import Ahead
 from npbml.engine.evaluate import MEASURES, evaluate, learner_answers
-from npbml.engine.metastep import meta_step
+from npbml.engine.metastep import MetaStep, Work
 from npbml.engine.source import Source, TaskSource
 from npbml.errors import RunError, SettingError
 from npbml.learner import GROUPS, Learner, Prepared
@@ -26,10 +27,29 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Have an optimiser keep on the device all that a recording of its step must find changed there."""
+    for part in optimizer.param_groups:
+        part["lr"] = torch.tensor(part["lr"], device=device)
+        if "capturable" in part:
+            part["capturable"] = True
+
+
+def as_they_are(*tensors: Tensor) -> tuple[Prepared, Tensor]:
+    return Prepared(*tensors[:-1]), tensors[-1]
+
+
 class MetaTrainer:
     """Meta-steps on batches of training tasks, judged on meta-validation tasks."""
 
-    def __init__(self, config: Config, learner: Learner, train: Source, val: Source) -> None:
+    def __init__(
+        self,
+        config: Config,
+        learner: Learner,
+        train: Source,
+        val: Source,
+        say: Callable[[str], None] = lambda words: None,
+    ) -> None:
         self.config, self.module, self.train, self.val = config, learner, train, val
         settings, groups = config.train, learner.groups()
         self.rates = {letter: getattr(settings.lr, letter) for letter in GROUPS}
@@ -40,20 +60,25 @@ class MetaTrainer:
         ]
         if not parts:
             raise SettingError(f"train.lr leaves nothing to meta-learn in {config.method}: set a rate above 0.")
+        device = next(learner.parameters()).device
         self.optimizer = OPTIMIZERS[settings.optimizer](parts, weight_decay=settings.weight_decay)
-        on_cpu = next(learner.parameters()).device.type == "cpu"
-        self.ahead = Ahead(self._prepare) if settings.ahead and on_cpu else None
+        self.meta_step = MetaStep(learner, self.optimizer, config.engine, settings.clip, settings.clip_at, say)
+        self.notes = self.meta_step.notes
+        if self.meta_step.settings.graph == "on":
+            make_capturable(self.optimizer, device)
+        self.ahead = Ahead(self._prepare) if settings.ahead and device.type == "cpu" else None
 
     def step(self, index: int) -> dict[str, float]:
-        settings, outer = self.config.train, self.module.outer(index / self.config.train.steps)
+        outer = self.module.outer(index / self.config.train.steps)
         for part in self.optimizer.param_groups:
-            part["lr"] = self.rates[part["name"]] * self._schedule(index)
+            rate = self.rates[part["name"]] * self._schedule(index)
+            if isinstance(part["lr"], Tensor):
+                part["lr"].fill_(rate)
+            else:
+                part["lr"] = rate
         try:
             with nullcontext() if self.ahead is None else one_core():
-                prepared, labels = self._prepare(index) if self.ahead is None else self.ahead.take(index)
-                loss = meta_step(
-                    self.module, self.optimizer, prepared, labels, settings.clip, settings.clip_at, outer
-                )
+                loss = self.meta_step(*self._work(index), outer)
         except RunError as error:
             raise RunError(
                 f"Meta-step {index + 1} of {self.config.method} is not finite: {error}. The state before it is "
@@ -70,6 +95,24 @@ class MetaTrainer:
 
     def result(self) -> Mapping[str, Tensor]:
         return self.module.state_dict()
+
+    def _work(self, index: int) -> tuple[Work, tuple[Tensor, ...]]:
+        """What makes the tasks of a step, and from which tensors: two numbers where that is all it takes, so that
+        a GPU records the drawing as well; else the frozen work itself."""
+        config, source = self.config.train, self.train
+        if isinstance(source, TaskSource) and self._on_gpu and not config.augment and config.coverage == "random":
+            numbers = draw_numbers(generator(self.config.seed, "train", index)).to(source.classes.images.device)
+            return self._draw_and_prepare, (numbers,)
+        prepared, labels = self._prepare(index) if self.ahead is None else self.ahead.take(index)
+        return as_they_are, (*prepared, labels)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return next(self.module.parameters()).is_cuda
+
+    def _draw_and_prepare(self, numbers: Tensor) -> tuple[Prepared, Tensor]:
+        assert isinstance(self.train, TaskSource)
+        return self.train.prepare(self.train.draw_from(numbers, self.config.meta_batch))
 
     def _prepare(self, index: int) -> tuple[Prepared, Tensor]:
         config, source, tasks = self.config, self.train, self.config.meta_batch

@@ -1,6 +1,7 @@
 """Pre-training: the encoder learns to tell all training classes apart."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,7 @@ class Pretrainer:
             nesterov=settings.momentum > 0,
             weight_decay=settings.weight_decay,
         )
+        self.notes: dict[str, Any] = {}
 
     def step(self, index: int) -> dict[str, float]:
         settings, random = self.config.pretrain, generator(self.config.seed, "pretrain", index)

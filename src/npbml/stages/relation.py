@@ -1,6 +1,7 @@
 """The relation network's own training: squared error of the scores to the one-hot labels (docs/method.md)."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ class RelationTrainer:
         initialise(self.module, config.init.std, generator(config.seed, "relation"))
         self.module.to(device)
         self.optimizer = torch.optim.Adam(self.module.parameters(), lr=config.relation.lr)
+        self.notes: dict[str, Any] = {}
 
     def step(self, index: int) -> dict[str, float]:
         config, random = self.config, generator(self.config.seed, "relation", index)

@@ -1,0 +1,28 @@
+"""How a meta-step is executed. None of it changes what is computed, but for rounding."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from npbml.settings import setting
+
+Choice = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """The engine."""
+
+    tasks: Literal["auto", "together", "loop"] = setting("auto")
+    """A meta-batch: its tasks together in one vmap, one after another, or what proves faster at first."""
+    chunk: int | None = setting(None, low=1)
+    """Tasks that are unrolled at a time, where memory is short; all of them if not given."""
+    compile: Choice = setting("auto")
+    """Compile one inner step, with its second-order backward, and use it for all; auto: on a GPU."""
+    graph: Choice = setting("auto")
+    """Capture the whole meta-step in a CUDA graph and replay it; auto: on a GPU."""
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = setting("auto")
+    """Of convolutions and products; auto: tf32 on a GPU. Gradients, statistics and loss networks stay float32."""
+    remat: bool = setting(False)
+    """Keep only the state between inner steps and compute the rest again: less memory, and more time."""
+    deterministic: bool = setting(True)
+    """On a GPU: algorithms that give the same bits every time, so that a resumed run ends the same."""
