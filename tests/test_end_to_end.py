@@ -44,6 +44,8 @@ validation_tasks = 10
 lr = {theta = 1e-3, omega = 1e-3, phi = 1e-3, psi = 1e-3}
 [test]
 tasks = 60
+[engine]
+tasks = "together"
 """
 STAGES = {"pretrain": "pretrain", "relation": "relation", "train": "npbml"}
 WEIGHTS = {"pretrain": "network", "relation": "relation", "train": "learner"}

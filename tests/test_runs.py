@@ -29,6 +29,7 @@ SMALL: dict[str, Any] = {
     "relation": {"widths": [2], "pools": 1, "steps": 2, "validate_every": 2, "validation_tasks": 2},
     "train": {"steps": 2, "validate_every": 2, "validation_tasks": 2},
     "test": {"tasks": 4},
+    "engine": {"tasks": "together"},
 }
 
 

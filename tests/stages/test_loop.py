@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ class LineTrainer:
             for parameter in self.module.parameters():
                 parameter.normal_(generator=generator(0, "start"))
         self.optimizer = torch.optim.Adam(self.module.parameters(), lr=0.05)
+        self.notes: dict[str, Any] = {}
         self.fail_at, self.signal_at, self.crash_at = fail_at, signal_at, crash_at
 
     def step(self, index: int) -> dict[str, float]:

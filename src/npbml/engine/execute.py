@@ -29,15 +29,17 @@ class Executor:
         compiled: bool = False,
         remat: bool = False,
         chunk: int | None = None,
+        backend: str = "inductor",
     ) -> None:
         self.learner, self.together, self.chunk = learner, together, chunk
         self.names = [name for name, _ in learner.named_parameters()]
         self.shapes = [parameter.shape for parameter in learner.parameters()]
         self.stepwise = (compiled or remat) and steps_can_be_lifted(learner)
         self.remat = remat
-        self.compile: Callable[..., Any] = partial(torch.compile, dynamic=False) if compiled else lambda f: f
-        if self.stepwise:
-            self.advance, self.score = self.compile(self._advance), self.compile(self._score)
+        self.advance, self.score = self._advance, self._score
+        if compiled and self.stepwise:
+            make = partial(torch.compile, dynamic=False, fullgraph=True, backend=backend)
+            self.advance, self.score = make(self._advance), make(self._score)
 
     def gradient(
         self, parameters: list[nn.Parameter], prepared: Prepared, labels: Tensor, outer: Outer

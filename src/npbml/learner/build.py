@@ -54,6 +54,7 @@ def freeze_fixed_parts(network: Network, settings: LearnerSettings) -> None:
     freeze(network.stem)
     for part in network.tail.modules():
         if isinstance(part, Norm):
+            part.adapts = settings.net.affine == "inner"
             if settings.net.affine in ("pretrained", "identity"):
                 freeze(part)
         elif isinstance(part, Warp) and settings.warp.kind == "fixed":

@@ -33,15 +33,16 @@ class Norm(nn.Module):
         self.register_buffer("running_var", torch.ones(channels))
         self.eps, self.momentum = eps, momentum
         self.mode: Literal["track", "batch", "running"] = "batch"
+        self.adapts = False  # whether scale and shift differ from task to task
 
     def forward(self, x: Tensor) -> Tensor:
         track = self.mode == "track"
         mean, var = (None, None) if self.mode == "batch" else (self.running_mean, self.running_var)
         train = self.mode != "running"
-        if track or "weight" in self._buffers:
+        if track or not self.adapts:
             return F.batch_norm(x, mean, var, self.weight, self.bias, train, self.momentum, self.eps)
-        # A scale and shift that adapt differ from task to task, and with these torch's batched second derivative
-        # of batch_norm is wrong (found by law C30): they are applied apart.
+        # With a scale and shift of each task's own, torch's batched second derivative of batch_norm is wrong
+        # (found by law C30): they are applied apart.
         y = F.batch_norm(x, mean, var, None, None, train, self.momentum, self.eps)
         space = (1,) * (x.dim() - 2)
         return self.weight.view(-1, *space) * y + self.bias.view(-1, *space)

@@ -1,0 +1,107 @@
+"""Law C30, for every way to execute a meta-step: all give the meta-gradient of the plain loop over tasks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from npbml.config import method_config, override, preset
+from npbml.data.tasks import Task
+from npbml.engine.execute import Executor, steps_can_be_lifted
+from npbml.learner import ImageSpec, Learner, Prepared, stack_tasks
+from npbml.methods import RECIPES
+
+SMALL: dict[str, Any] = {
+    "ways": 3,
+    "net": {"filters": 3},
+    "loss": {"hidden": 6},
+    "relation": {"widths": [2], "pools": 1},
+    "precondition": {"context": 4, "mixture": 2},
+    "inner": {"steps": 3},
+    "init": {"std": 0.3},
+}
+Result = tuple[Tensor, list[Tensor]]
+
+
+def learner_of(method: str, **changes: Any) -> Learner:
+    config = override(override(preset("common", "fc100"), SMALL), changes)
+    return Learner(method_config(config, method), ImageSpec(2, 32, (0.5,) * 2, (0.25,) * 2)).double()
+
+
+@pytest.fixture
+def tasks(make_task: Callable[..., Task]) -> Task:
+    return stack_tasks([make_task(seed, shots=1) for seed in range(3)])
+
+
+def gradient(learner: Learner, tasks: Task, progress: float = 0.02, **how: Any) -> Result:
+    prepared: Prepared = learner.prepare_tasks(tasks)
+    executor = Executor(learner, **how)
+    return executor.gradient(list(learner.parameters()), prepared, tasks.query_labels, learner.outer(progress))
+
+
+def assert_same(one: Result, other: Result, tolerance: float = 1e-9) -> None:
+    torch.testing.assert_close(one[0], other[0], rtol=1e-12, atol=1e-12)
+    mine, theirs = (torch.cat([g.flatten() for g in result[1]]) for result in (one, other))
+    assert theirs.norm() > 1e-3
+    assert (mine - theirs).norm() <= tolerance * theirs.norm()
+
+
+@pytest.mark.parametrize("method", [name for name in RECIPES if name != "npbml-quirks"])
+def test_every_way_gives_the_gradient_of_the_loop(method: str, tasks: Task) -> None:
+    learner = learner_of(method)
+    loop = gradient(learner, tasks, together=False)
+    for how in (
+        {},
+        {"chunk": 2},
+        {"remat": True},
+        {"remat": True, "together": False},
+        {"remat": True, "chunk": 2},
+    ):
+        assert_same(gradient(learner, tasks, **how), loop)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler's own
+@pytest.mark.parametrize(("method", "together"), [("npbml", True), ("npbml", False), ("maml++", True)])
+def test_a_compiled_step_gives_the_gradient_of_the_loop(method: str, together: bool, tasks: Task) -> None:
+    """Traced and differentiated ahead of time as for a GPU, with the branches for compiled code, but not fused."""
+    learner = learner_of(method, inner={"steps": 2})
+    loop = gradient(learner, tasks, together=False)
+    torch.compiler.reset()
+    assert_same(gradient(learner, tasks, together=together, compiled=True, backend="aot_eager"), loop)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"outer": {"objective": "trajectory"}}, {"film": {"conditioning": "batch", "refresh": "task"}}]
+)
+def test_what_cannot_be_taken_step_by_step_is_computed_whole(changes: dict[str, Any], tasks: Task) -> None:
+    learner = learner_of("npbml", **changes)
+    assert not steps_can_be_lifted(learner)
+    assert_same(gradient(learner, tasks, remat=True), gradient(learner, tasks, together=False))
+
+
+def test_half_precision_is_of_the_features_and_close(tasks: Task) -> None:
+    """The tail computes in the precision of its features; gradients, head and losses keep the parameters'."""
+    learner = learner_of("npbml").float()
+    prepared = learner.prepare_tasks(Task(*(p.float() if p.is_floating_point() else p for p in tasks)))
+    half = prepared._replace(inner=prepared.inner.bfloat16(), final=prepared.final.bfloat16())
+    parameters, outer = list(learner.parameters()), learner.outer(1.0)
+    results = [
+        Executor(learner).gradient(parameters, work, tasks.query_labels, outer) for work in (prepared, half)
+    ]
+    assert all(g.dtype == torch.float32 for g in results[1][1]) and results[1][0].dtype == torch.float32
+    full, rough = (torch.cat([g.flatten() for g in found]) for _, found in results)
+    assert 1e-6 < (full - rough).norm() / full.norm() < 0.2
+
+
+def test_a_truncated_unroll_is_of_first_order_before_its_last_steps(tasks: Task) -> None:
+    second, first = learner_of("maml"), learner_of("maml", outer={"order": 1})
+    results = {k: gradient(learner_of("maml", outer={"second_order_steps": k}), tasks) for k in (1, 2, 3, 5)}
+    assert_same(results[3], gradient(second, tasks))
+    assert_same(results[5], gradient(second, tasks))
+    whole = torch.cat([g.flatten() for g in gradient(second, tasks)[1]])
+    plain = torch.cat([g.flatten() for g in gradient(first, tasks)[1]])
+    gaps = [(torch.cat([g.flatten() for g in results[k][1]]) - whole).norm().item() for k in (1, 2)]
+    assert 0 < gaps[1] < gaps[0] < (plain - whole).norm().item()
