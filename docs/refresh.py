@@ -1,6 +1,7 @@
-"""Put the results and pictures of finished runs into the README: python docs/refresh.py RUN [RUN ...]
+"""Put the results and pictures of finished runs into the README.
 
-The table has a row for each run, made by `npbml run --seed N`; the pictures are those of the first.
+python docs/refresh.py runs RUN [RUN ...]      a row for each run of `npbml run --seed N`; the first one's pictures
+python docs/refresh.py comparison RUN          the table and picture of an `npbml compare`
 """
 
 import json
@@ -10,13 +11,32 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 README = DOCS.parent / "README.md"
-BEGIN, END = "<!-- results: python docs/refresh.py -->", "<!-- end of results -->"
 
 
 def main() -> None:
-    runs = [Path(name) for name in sys.argv[1:]]
-    if not runs:
+    kind, runs = (sys.argv[1:] or [""])[0], [Path(name) for name in sys.argv[2:]]
+    if kind not in ("runs", "comparison") or not runs:
         sys.exit(__doc__)
+    if kind == "runs":
+        put("runs", runs_table(runs))
+        pictures = {name: runs[0] / "pictures" / f"{name}.png" for name in ("tasks", "loss")}
+    else:
+        put("comparison", comparison_table(runs[0]))
+        pictures = {"comparison": runs[0] / "pictures" / "comparison.png"}
+    (DOCS / "pictures").mkdir(exist_ok=True)
+    for name, picture in pictures.items():
+        shutil.copy(picture, DOCS / "pictures" / f"{name}.png")
+
+
+def put(kind: str, lines: list[str]) -> None:
+    """Replace what stands between the two marks of that kind."""
+    begin, end = f"<!-- python docs/refresh.py {kind} -->", f"<!-- end of {kind} -->"
+    before, _, rest = README.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(end)
+    README.write_text(before + "\n".join([begin, *lines, end]) + after, encoding="utf-8")
+
+
+def runs_table(runs: list[Path]) -> list[str]:
     records = [
         {record["method"]: record for record in json.loads((run / "results.json").read_text())} for run in runs
     ]
@@ -32,12 +52,28 @@ def main() -> None:
     for run in records:
         cells = [f"{run[method]['accuracy']:.2f} ± {run[method]['ci95']:.2f}" for method in methods]
         lines.append(f"| {run[methods[0]]['seed']} | {' | '.join(cells)} |")
-    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    README.write_text(before + "\n".join([BEGIN, *lines, END]) + after, encoding="utf-8")
-    (DOCS / "pictures").mkdir(exist_ok=True)
-    for name in ("tasks", "loss"):
-        shutil.copy(runs[0] / "pictures" / f"{name}.png", DOCS / "pictures" / f"{name}.png")
+    return lines
+
+
+def comparison_table(run: Path) -> list[str]:
+    rows = json.loads((run / "comparison.json").read_text())
+    first = rows[0]
+    lines = [
+        f"{first['ways']}-way {first['shots']}-shot {first['dataset']}, {first['backbone']}, {first['protocol']} "
+        f"protocol, seed {first['seed']}, {first['tasks']} test tasks, on {first['device']}:",
+        "",
+        f"| method | validation at the start | after | test accuracy, % | minus {first['method']} | ms a meta-step |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        start, after = (f"{row[name]:.1f}" if name in row else "" for name in ("start", "validation"))
+        difference = row.get("difference")
+        paired = f"{difference['mean']:+.2f} ± {difference['ci95']:.2f}" if difference else ""
+        time = f"{row['step_ms']:.0f}" if "step_ms" in row else ""
+        lines.append(
+            f"| {row['method']} | {start} | {after} | {row['accuracy']:.2f} ± {row['ci95']:.2f} | {paired} | {time} |"
+        )
+    return lines
 
 
 if __name__ == "__main__":
