@@ -26,8 +26,7 @@ class Config(LearnerSettings):
     method: str = setting("npbml")
     """The method that is trained: a name, or the file of a recipe of your own."""
     protocol: Protocol = setting("quick")
-    """Where the defaults come from: published (the method's own authors'), quick (NPBML in minutes on a CPU) or
-    common (one network, pre-training, head and evaluation for every method, so that the rule alone differs)."""
+    """Where the defaults come from: published (its authors), quick (minutes) or common (docs/methods.md)."""
     baselines: tuple[str, ...] = setting(("maml", "prototypes"))
     """What `npbml run` sets beside the method."""
     shots: int = setting(1, low=1)

@@ -18,12 +18,12 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from npbml.data.sinusoid import Sinusoids
 from npbml.data.store import Store
 from npbml.data.tasks import ClassSet
 from npbml.engine.device import choose_device, describe_device, make_reproducible
+from npbml.engine.distributed import by_first
 from npbml.engine.evaluate import ACCURACY, MEASURES, Accuracy, Measure, evaluate, learner_answers
 from npbml.engine.source import SinusoidSource, Source, TaskSource
 from npbml.errors import RunError, SettingError
@@ -64,7 +65,8 @@ class Run:
     def __init__(self, folder: Path, config: Config, observer: Observer | None = None) -> None:
         self.folder, self.config, self.observer = folder, config, observer or Observer()
         self.device = choose_device(config.device)
-        make_reproducible(self.device)
+        if config.engine.deterministic:
+            make_reproducible(self.device)
 
     @classmethod
     def open(cls, folder: Path | str, observer: Observer | None = None) -> "Run":
@@ -84,6 +86,11 @@ class Run:
                 raise SettingError(f"There is no baseline {name!r}: choose from {known}.")
             check_method(config, name)
         run = cls(folder, config, observer)
+        by_first(run._begin)
+        return run
+
+    def _begin(self) -> None:
+        folder, config = self.folder, self.config
         if (folder / "config.json").exists():
             before = read_config(folder)
             changed = differences(config, before)
@@ -92,17 +99,16 @@ class Run:
                     f"{folder} is a run with another {', '.join(changed[:4])}"
                     f"{' and more' if len(changed) > 4 else ''}: choose another folder with --run."
                 )
-            return run
+            return
         if folder.exists() and (not folder.is_dir() or _taken(folder)):
             raise RunError(f"{folder} is there, but it is not a run folder: choose another with --run.")
         # The data set is opened, and refused, before anything is written.
-        run.check_sizes([config.method, *config.baselines])
-        data = "" if run.sinusoids else run.store.checksum
-        write_json(folder / "environment.json", environment(config, run.device, data))
+        self.check_sizes([config.method, *config.baselines])
+        data = "" if self.sinusoids else self.store.checksum
+        write_json(folder / "environment.json", environment(config, self.device, data))
         for name in (config.method, *config.baselines):
-            run._keep_recipe(name)
+            self._keep_recipe(name)
         write_json(folder / "config.json", to_dict(config))
-        return run
 
     @property
     def sinusoids(self) -> Sinusoids | None:
@@ -171,14 +177,20 @@ class Run:
         """Meta-train a method, or go on, or do nothing where that is done."""
         config = method_config(self.config, method)
         check_method(self.config, method)
-        self._keep_recipe(method)
+        by_first(lambda: self._keep_recipe(method))
 
         def trainer() -> MetaTrainer:
             learner = self._fresh_learner(config)
             train, val = self.source(learner, "train"), self.source(learner, "val")
             return MetaTrainer(config, learner, train, val, self.observer.said)
 
-        return self._stage(method, trainer)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        summary = self._stage(method, trainer)
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device) / 2**30
+            self.observer.said(f"GPU memory in use at most: {peak:.2f} GiB.")
+        return summary
 
     def needs(self, methods: Iterable[str]) -> set[str]:
         """The stages that must be done before these methods can be trained, or tested."""
@@ -227,7 +239,7 @@ class Run:
         if method in summaries:
             own = summaries[method]
             record |= {name: own[name] for name in ("start", "validation", "best_step", "step_ms", "kept")}
-        self._keep(record, per_task)
+        by_first(lambda: self._keep(record, per_task))
         return record
 
     def learner(self, method: str | None = None) -> Learner:
@@ -273,17 +285,21 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep a second process out of the folder."""
+        """Keep a second process, or a second run of several, out of the folder."""
+        with by_first(self._lock) or nullcontext():
+            yield
+
+    def _lock(self) -> IO[str]:
         try:
             file = open(self.folder / ".lock", "w")  # noqa: SIM115
         except OSError as error:
             raise RunError(f"{self.folder} cannot be written to: {error.strerror}.") from None
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise RunError(f"Another process is at work in {self.folder}: wait for it, or stop it.") from None
-            yield
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise RunError(f"Another process is at work in {self.folder}: wait for it, or stop it.") from None
+        return file
 
     def _keep_recipe(self, method: str) -> None:
         """A method of the user's own is known again wherever the folder goes."""

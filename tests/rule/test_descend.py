@@ -10,8 +10,7 @@ from torch import Tensor
 from npbml.data.tasks import Task
 from npbml.learner import Learner
 from npbml.randomness import generator
-from npbml.rule import descend as rule
-from npbml.rule.descend import InnerSettings, Parameters, plain
+from npbml.rule.descend import InnerSettings, Parameters, Precondition, begin, inner_step
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -22,10 +21,15 @@ def descend(
     loss: Callable[[Parameters], Tensor], theta: Parameters, settings: InnerSettings, order: int = 2
 ) -> Parameters:
     """theta_J of plain SGD."""
-    steps, noise = range(settings.steps), torch.empty(0)
-    return rule.descend(
-        lambda t, step: loss(t), theta, settings, plain(settings.lr), noise, steps, lambda step: order
-    )[-1]
+    state = begin(theta, settings)
+    for step in range(settings.steps):
+        state = inner_step(lambda t, _: loss(t), state, settings, plain(settings.lr), torch.empty(0), step, order)
+    return state.theta
+
+
+def plain(lr: float) -> Precondition:
+    """P = alpha I"""
+    return lambda direction, point: {name: lr * d for name, d in direction.items()}
 
 
 def sgd_settings(steps: int, lr: float, momentum: float, nesterov: bool, decay: float) -> InnerSettings:

@@ -14,7 +14,7 @@ from npbml.data.tasks import Task
 from npbml.learner import Learner
 from npbml.nets.layers import ConvUnit, set_norm
 from npbml.randomness import generator
-from npbml.rule.descend import InnerSettings, Parameters, descend, plain
+from npbml.rule.descend import InnerSettings, Parameters, begin, inner_step
 from npbml.rule.warp import Warp, WarpSettings
 
 RATE = 0.1
@@ -39,7 +39,12 @@ def random_warp(channels: int, **changes: Any) -> Warp:
 def stepped_by(loss: Callable[[Parameters], Tensor], theta: Parameters) -> Parameters:
     """theta after one step of plain gradient descent."""
     settings = InnerSettings(momentum=0.0, nesterov=False, weight_decay=0.0)
-    return descend(lambda t, step: loss(t), theta, settings, plain(RATE), torch.empty(0), range(1))[-1]
+
+    def plain(direction: Parameters, point: object) -> Parameters:
+        return {name: RATE * d for name, d in direction.items()}
+
+    state = begin(theta, settings)
+    return inner_step(lambda t, step: loss(t), state, settings, plain, torch.empty(0), 0).theta
 
 
 def measure(y: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ from npbml.cli.comparison import compare
 from npbml.cli.datasets import data
 from npbml.cli.labels import classify
 from npbml.cli.lists import methods, settings
-from npbml.cli.screen import Command, console, errors, list_commands
+from npbml.cli.screen import Command, console, errors, list_commands, one_speaks
 from npbml.cli.stages import pretrain, relation, run, test, train
+from npbml.engine.distributed import first_to_fail, joined
 from npbml.errors import NpbmlError, SettingError
 from npbml.stages.loop import Stopped
 
@@ -36,7 +37,8 @@ def main(arguments: list[str] | None = None) -> None:
         _leave(f"there is no command {arguments[0]!r}: choose from {', '.join(COMMANDS)}.", 2)
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        command(arguments[1:])
+        with joined(), one_speaks():
+            command(arguments[1:])
     except SettingError as error:
         _leave(str(error), 2)
     except NpbmlError as error:
@@ -55,7 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _leave(why: str, code: int) -> NoReturn:
-    errors.print(f"npbml: {why}", markup=False, soft_wrap=True)
+    if first_to_fail():
+        errors.print(f"npbml: {why}", markup=False, soft_wrap=True)
     sys.exit(code)
 
 

@@ -12,6 +12,7 @@ from npbml.cli.options import Asked, Options, method_name, peek, read_settings
 from npbml.cli.screen import console, say
 from npbml.cli.stages import announce, prepare_for, test_method
 from npbml.config import Config
+from npbml.engine.distributed import by_first, check_share
 from npbml.errors import RunError, SettingError
 from npbml.files import write_json
 from npbml.methods import BUILT_IN, RECIPES, find_recipe
@@ -39,6 +40,7 @@ def compare(arguments: list[str]) -> None:
     """Meta-train several methods under one protocol, test them on the same tasks and set them side by side."""
     folder, asked = read_comparison(arguments)
     check_comparison(asked)
+    check_share("train.meta_batch", min(one.config.meta_batch for one in asked.values()))
     members: dict[Path, list[str]] = {}
     for method, one in asked.items():
         members.setdefault(one.folder, []).append(method)
@@ -52,14 +54,14 @@ def compare(arguments: list[str]) -> None:
             announce(work)
             with work.locked():
                 _train_and_test(work, terminal, methods, outcome)
-    _show(folder, comparison_rows(list(asked), outcome.records, outcome.failed, outcome.files))
+    by_first(lambda: _show(folder, comparison_rows(list(asked), outcome.records, outcome.failed, outcome.files)))
     if outcome.failed:
         raise RunError(f"{len(outcome.failed)} of {len(asked)} methods failed: {', '.join(outcome.failed)}.")
 
 
 def _begin(place: Path, configs: list[Config]) -> None:
     """Begin a run, or refuse it for the sake of any of its methods, before the first is trained."""
-    Run(place, configs[0]).check_sizes(config.method for config in configs)
+    by_first(lambda: Run(place, configs[0]).check_sizes(config.method for config in configs))
     Run.start(place, configs[0])
 
 

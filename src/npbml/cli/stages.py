@@ -8,6 +8,7 @@ from npbml.cli.options import peek, read_configuration, without
 from npbml.cli.screen import Command, console, say
 from npbml.config import Config
 from npbml.engine.device import describe_device
+from npbml.engine.distributed import by_first, check_share
 from npbml.errors import RunError, SettingError
 from npbml.report.terminal import Terminal, results_table, task_words
 from npbml.runs import Run, read_config
@@ -22,7 +23,7 @@ def run(arguments: list[str]) -> None:
             work.train(method)
         for method in dict.fromkeys([*trained, *work.config.baselines]):
             test_method(work, terminal, method)
-        _show(work, terminal)
+        by_first(lambda: _show(work, terminal))
 
 
 def pretrain(arguments: list[str]) -> None:
@@ -54,7 +55,7 @@ def test(arguments: list[str]) -> None:
         other = None
     with opened(test, without(arguments, "method") if prototypes else arguments) as (work, terminal):
         test_method(work, terminal, "prototypes" if prototypes else work.config.method, other)
-        _show(work, terminal)
+        by_first(lambda: _show(work, terminal))
 
 
 @contextmanager
@@ -63,6 +64,8 @@ def opened(command: Command, arguments: list[str]) -> Iterator[tuple[Run, Termin
     asked = read_configuration(command, arguments)
     config, folder = asked.config, asked.folder
     _check_order(command, config, folder)
+    if command in (run, train):
+        check_share("train.meta_batch", config.meta_batch)
     terminal = Terminal(console)
     work = Run.start(folder, config, terminal)
     announce(work)

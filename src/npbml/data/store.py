@@ -31,6 +31,11 @@ def data_root() -> Path:
     """Where stores live: the folder that NPBML_DATA names, or `npbml` in the user's cache folder."""
     if named := os.environ.get("NPBML_DATA"):
         return Path(named).expanduser()
+    return cache_folder()
+
+
+def cache_folder() -> Path:
+    """`npbml` in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "npbml"
 
 

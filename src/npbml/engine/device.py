@@ -4,11 +4,30 @@ import os
 
 import torch
 
+from npbml.engine.distributed import local_rank, world
 from npbml.errors import SettingError
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; auto is a GPU where there is one."""
+    """The device of that name; auto is a GPU where there is one. Of several processes each has its own GPU."""
+    device, size = _named(name), world()[1]
+    if device.type == "cpu" or size == 1:
+        return device
+    if device.index is not None:
+        raise SettingError(
+            f"device={name} is one GPU for {size} processes: use device=auto, each then has its own."
+        )
+    count = torch.cuda.device_count()
+    if local_rank() >= count:
+        raise SettingError(
+            f"There are more processes on this machine than the GPUs it has, {count}: start torchrun with "
+            f"--nproc-per-node {count}, or use device=cpu."
+        )
+    torch.cuda.set_device(local_rank())
+    return torch.device("cuda", local_rank())
+
+
+def _named(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -31,9 +50,15 @@ def make_reproducible(device: torch.device) -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
 
 
+def set_precision(precision: str) -> None:
+    """Whether a GPU may round what it multiplies in single precision to TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+
+
 def describe_device(device: torch.device) -> str:
     """The device in words, for results."""
+    threads, size = torch.get_num_threads(), world()[1]
+    one = f"CPU, {threads} thread{'s' if threads > 1 else ''}"
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
+        one = torch.cuda.get_device_name(device)
+    return one if size == 1 else f"{size} x {one}"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from npbml.engine.distributed import sum_over_ranks, world
 from npbml.engine.source import Source
 from npbml.learner import Learner
 from npbml.randomness import generator
@@ -70,16 +71,19 @@ def evaluate(
     """The measure of each of `tasks` tasks, [tasks]; an accuracy in 0..1.
 
     `draw` gives the images of tasks and `answer` their query logits and labels. The tasks are fixed by `seed`
-    and `purpose`; more of them begin with the same ones.
+    and `purpose`; more of them begin with the same ones. Ranks answer in turn, and all have every result.
     """
+    rank, size = world()
     results: list[Tensor] = []
     for start in range(0, tasks, DRAWN_TOGETHER):
         drawn = draw(DRAWN_TOGETHER, generator(seed, purpose, start))[: tasks - start]
         for indices in drawn.split(together):
-            logits, labels = answer(indices)
-            results.append(measure.per_task(logits, labels).cpu())
+            found = torch.zeros(len(indices), dtype=torch.float64)
+            if len(results) % size == rank:
+                found = measure.per_task(*answer(indices)).cpu()
+            results.append(found)
             tick(len(indices))
-    return torch.cat(results)
+    return sum_over_ranks([torch.cat(results)])[0]
 
 
 def learner_answers(

@@ -1,5 +1,6 @@
 """One meta-step (Algorithm 1): the meta-gradient of a batch of tasks, checked, clipped and applied."""
 
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -11,14 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from npbml.data.store import cache_folder
 from npbml.engine.capture import Captured, shapes
+from npbml.engine.device import set_precision
+from npbml.engine.distributed import gather, highest, mean_over_ranks, world
 from npbml.engine.execute import Executor
 from npbml.engine.settings import EngineSettings
 from npbml.errors import RunError
 from npbml.learner import Learner, Prepared
 from npbml.rule.objective import Outer
 
-MARGIN = 1.5
+MARGIN = 1.2
 Work = Callable[..., tuple[Prepared, Tensor]]  # tensors -> the frozen work of tasks and their query labels
 
 
@@ -32,8 +36,8 @@ def diagnose(learner: Learner, parameters: list[nn.Parameter], gradients: list[T
     bad = {parameter for parameter, g in zip(parameters, gradients, strict=True) if not g.isfinite().all()}
     groups = [letter for letter, part in learner.groups().items() if any(p in bad for p in part.values())]
     reached = f"in the meta-gradient of {', '.join(groups)}" if groups else "in the query loss"
-    for index in range(len(prepared.inner)):
-        found = _first_non_finite(learner, tree_map(lambda x, i=index: x[i], prepared))
+    tasks = [tree_map(lambda x, i=index: x[i], prepared) for index in range(len(prepared.inner))]
+    for index, found in enumerate(gather([_first_non_finite(learner, task) for task in tasks])):
         if found:
             return f"NaN or infinity {reached}; it comes from {found}, in task {index} of the batch"
     return f"NaN or infinity {reached}; it comes from the second derivative: every value before it is finite"
@@ -94,6 +98,7 @@ class MetaStep:
         self.learner, self.optimizer, self.clip, self.clip_at, self.say = learner, optimizer, clip, clip_at, say
         self.parameters = [parameter for part in optimizer.param_groups for parameter in part["params"]]
         self.settings = resolved(settings, self.parameters[0].device)
+        set_precision(self.settings.precision)
         self.executor: Executor | None = None
         self.recorded: dict[Any, Captured] = {}
         self.update: Captured | None = None
@@ -101,7 +106,10 @@ class MetaStep:
 
     def __call__(self, work: Work, inputs: tuple[Tensor, ...], outer: Outer) -> float:
         """Change the learner by one meta-step and return the loss before it; refuse a step that is not finite."""
-        loss, gradients, finite = self._gradient(work, inputs, outer)
+        loss, gradients, finite, tasks = self._gradient(work, inputs, outer)
+        if world()[1] > 1:
+            loss, *gradients = mean_over_ranks([loss, *gradients], tasks)
+            finite = all_finite(loss, gradients)
         if not bool(finite):
             prepared, _ = work(*inputs)
             raise RunError(diagnose(self.learner, self.parameters, gradients, prepared))
@@ -118,18 +126,18 @@ class MetaStep:
 
     def _gradient(
         self, work: Work, inputs: tuple[Tensor, ...], outer: Outer
-    ) -> tuple[Tensor, list[Tensor], Tensor]:
+    ) -> tuple[Tensor, list[Tensor], Tensor, int]:
         if self.executor is None:
             self.executor = self._choose(work, inputs, outer)
         places = tuple(outer.weights)
         weights = torch.tensor([outer.weights[place] for place in places])
 
-        def whole(weights: Tensor, *inputs: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+        def whole(weights: Tensor, *inputs: Tensor) -> tuple[Tensor, list[Tensor], Tensor, int]:
             assert self.executor is not None
             prepared, labels = self._laid_out(work(*inputs))
             now = Outer(outer.order, dict(zip(places, weights, strict=True)))
             loss, gradients = self.executor.gradient(self.parameters, prepared, labels, now)
-            return loss, gradients, all_finite(loss, gradients)
+            return loss, gradients, all_finite(loss, gradients), len(labels)
 
         given = (weights.to(self.parameters[0]), *inputs)
         if self.settings.graph == "on":
@@ -153,7 +161,8 @@ class MetaStep:
             times = {}
             for way in (True, False):
                 plain = Executor(self.learner, way, chunk=self.settings.chunk)
-                times[way] = self._time(partial(plain.gradient, self.parameters, prepared, labels, outer))
+                took = self._time(partial(plain.gradient, self.parameters, prepared, labels, outer))
+                (times[way],) = highest(took)
             # With a margin, so that runs of equal settings decide alike.
             together = self.notes["together"] = times[True] < MARGIN * times[False]
             words = "together" if together else "one after another"
@@ -165,17 +174,19 @@ class MetaStep:
         plain = Executor(self.learner, together, False, settings.remat, settings.chunk)
         if settings.compile != "on":
             return plain
-        compiled = Executor(self.learner, together, True, settings.remat, settings.chunk)
+        self.executor = Executor(self.learner, together, True, settings.remat, settings.chunk)
         started = time.monotonic()
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the compiler's, on its own doings
-                compiled.gradient(self.parameters, prepared, labels, outer)
+                self.executor.gradient(self.parameters, *self._laid_out(work(*inputs)), outer)
         except Exception as error:
             self.say(f"The inner step cannot be compiled, and runs without: {first_line(error)}")
             return plain
-        self.say(f"The inner step was compiled in {time.monotonic() - started:.0f} s.")
-        return compiled
+        if self.executor.compiled:
+            self.say(f"The inner step was compiled in {time.monotonic() - started:.0f} s.")
+        return self.executor
 
     def _time(self, gradient: Callable[[], object]) -> float:
         """Seconds of a call; on a GPU, of its replay, since launches take longer than the work."""
@@ -197,8 +208,10 @@ class MetaStep:
         def lay(x: Tensor) -> Tensor:
             if self.settings.precision == "bfloat16":
                 x = x.to(torch.bfloat16)
-            return x.movedim(2, -1).contiguous().movedim(-1, 2) if x.is_cuda else x
+            return x.movedim(2, -1).contiguous().movedim(-1, 2) if channels_last else x
 
+        # Where vmap is not compiled away, it does not know channels that come last.
+        channels_last = labels.is_cuda and self.executor is not None and self.executor.compiled
         return prepared._replace(inner=lay(prepared.inner), final=lay(prepared.final)), labels
 
 

@@ -17,7 +17,7 @@ class EngineSettings:
     chunk: int | None = setting(None, low=1)
     """Tasks that are unrolled at a time, where memory is short; all of them if not given."""
     compile: Choice = setting("auto")
-    """Compile one inner step, with its second-order backward, and use it for all; auto: on a GPU."""
+    """Compile one inner step, with its second-order backward, and use it for all; auto: in long runs on a GPU."""
     graph: Choice = setting("auto")
     """Capture the whole meta-step in a CUDA graph and replay it; auto: on a GPU."""
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = setting("auto")

@@ -34,9 +34,12 @@ class Norm(nn.Module):
         self.eps, self.momentum = eps, momentum
         self.mode: Literal["track", "batch", "running"] = "batch"
         self.adapts = False  # whether scale and shift differ from task to task
+        self.total: Callable[[Tensor], Tensor] | None = None  # sums over those that share a batch in mode "track"
 
     def forward(self, x: Tensor) -> Tensor:
         track = self.mode == "track"
+        if track and self.total is not None:
+            return self._track_together(x, self.total)
         mean, var = (None, None) if self.mode == "batch" else (self.running_mean, self.running_var)
         train = self.mode != "running"
         if track or not self.adapts:
@@ -46,6 +49,18 @@ class Norm(nn.Module):
         y = F.batch_norm(x, mean, var, None, None, train, self.momentum, self.eps)
         space = (1,) * (x.dim() - 2)
         return self.weight.view(-1, *space) * y + self.bias.view(-1, *space)
+
+    def _track_together(self, x: Tensor, total: Callable[[Tensor], Tensor]) -> Tensor:
+        """Mode "track" of a batch of which others have the rest."""
+        channels, axes = x.movedim(1, -1), tuple(range(x.dim() - 1))
+        sums = total(torch.cat([channels.sum(axes), x.new_full((1,), x.numel() / x.shape[1])]))
+        mean, count = sums[:-1] / sums[-1], sums[-1]
+        centred = channels - mean
+        var = total(centred.square().sum(axes)) / count
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(var * count / (count - 1), self.momentum)
+        return (centred * (var + self.eps).rsqrt() * self.weight + self.bias).movedim(-1, 1)
 
 
 def halve(x: Tensor) -> Tensor:

@@ -66,8 +66,7 @@ class NetworkSettings:
     tail_norm: Statistics = setting("batch")
     """Batch norm of the tail in meta-learning: statistics of the batch, or the running ones of pre-training."""
     affine: Literal["pretrained", "identity", "meta", "inner"] = setting("pretrained")
-    """Batch norm's scale and shift: trained in pre-training and frozen after; kept at 1 and 0; meta-learned; or
-    meta-learned and adapted in the inner loop."""
+    """Batch norm's scale and shift: as pre-trained, 1 and 0, meta-learned, or adapted in the inner loop too."""
     per_step_norm: bool = setting(False)
     """A scale and shift of batch norm for each inner step, meta-learned (MAML++); needs affine=meta."""
 

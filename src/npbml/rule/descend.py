@@ -1,6 +1,6 @@
 """The inner loop (Algorithm 2): descend on the learned loss from theta_0, differentiably."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -97,26 +97,3 @@ def inner_step(
             direction = buffer
     change = precondition(direction, Point(theta, step, here, noise))
     return State({name: theta[name] - change[name] for name in theta}, buffer)
-
-
-def descend(
-    loss: StepLoss,
-    theta: Parameters,
-    settings: InnerSettings,
-    precondition: Precondition,
-    noise: Tensor,
-    steps: Iterable[int],
-    orders: Callable[[int], int] = lambda step: 2,
-) -> list[Parameters]:
-    """theta_0 to theta_J, one step for each number of `steps`."""
-    state = begin(theta, settings)
-    trajectory = [theta]
-    for step in steps:
-        state = inner_step(loss, state, settings, precondition, noise, step, orders(step))
-        trajectory.append(state.theta)
-    return trajectory
-
-
-def plain(lr: float) -> Precondition:
-    """P = alpha I"""
-    return lambda direction, point: {name: lr * d for name, d in direction.items()}

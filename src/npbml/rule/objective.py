@@ -13,8 +13,7 @@ class OuterSettings:
     """What meta-training minimises."""
 
     objective: Literal["final", "multi_step", "pre_post", "trajectory"] = setting("final")
-    """The query loss after the last step; after every step (MAML++); before and after the critic (SCA); one step
-    ahead of every point visited (WarpGrad)."""
+    """Query loss after the last step, each step (MAML++), the critic (SCA), or a step ahead of each (WarpGrad)."""
     items: Literal["query", "all"] = setting("query")
     """Whose loss: the query items', or the support items' as well (MeTAL); all needs inner.final_batch=joint."""
     order: Literal[1, 2] = setting(2)

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
+from npbml.engine.distributed import by_first, highest
 from npbml.engine.evaluate import ACCURACY, Measure
 from npbml.errors import RunError
 from npbml.files import load_tensors, read_json, save_tensors, write_json
@@ -86,7 +87,8 @@ class Loop:
 def run_loop(loop: Loop, trainer: Trainer, observer: Observer, about: Mapping[str, Any]) -> dict[str, Any]:
     """Train to the end from the last checkpoint, if there is one. Returns the stage's summary.
 
-    The best state on meta-validation is left in `loop.weights`, with `about` in its header.
+    The best state on meta-validation is left in `loop.weights`, with `about` in its header. Of several ranks, all
+    of which hold the same state, one writes; they agree at each step whether to stop or to save.
     """
     state = _State.resume(loop, trainer) or _State()
     observer.begin(loop.stage, loop.steps, state.step)
@@ -98,7 +100,7 @@ def run_loop(loop: Loop, trainer: Trainer, observer: Observer, about: Mapping[st
             nonlocal saved
             state.seconds, saved = before + time.monotonic() - started, time.monotonic()
             state.journal = journal.sync()
-            state.save(loop, trainer)
+            by_first(lambda: state.save(loop, trainer))
 
         def judge() -> None:
             value = trainer.validate()
@@ -123,14 +125,13 @@ def run_loop(loop: Loop, trainer: Trainer, observer: Observer, about: Mapping[st
                 journal.write(state.step, metrics)
             if state.step % loop.validate_every == 0 or state.step == loop.steps:
                 judge()
-            if signals.received:
+            stop, due = highest(signals.received, time.monotonic() - saved >= loop.checkpoint_seconds)
+            if stop:
                 save()
-                raise Stopped(loop.stage, state.step, signals.received)
-            if state.step < loop.steps and time.monotonic() - saved >= loop.checkpoint_seconds:
+                raise Stopped(loop.stage, state.step, int(stop))
+            if state.step < loop.steps and due:
                 save()
         journal.sync()
-    for rank, tensors in enumerate(state.best):
-        save_tensors(loop.file(rank), tensors, about)
     (validation, best_step), *_ = state.kept
     summary = {
         "fingerprint": loop.fingerprint,
@@ -142,8 +143,14 @@ def run_loop(loop: Loop, trainer: Trainer, observer: Observer, about: Mapping[st
         "seconds": round(before + time.monotonic() - started, 2),
         "step_ms": round(1000 * state.stepping / state.step, 3),
     }
-    write_json(loop.folder / "done.json", summary)
-    (loop.folder / "checkpoint.safetensors").unlink(missing_ok=True)
+
+    def leave() -> None:
+        for rank, tensors in enumerate(state.best):
+            save_tensors(loop.file(rank), tensors, about)
+        write_json(loop.folder / "done.json", summary)
+        (loop.folder / "checkpoint.safetensors").unlink(missing_ok=True)
+
+    by_first(leave)
     observer.end(f"best {loop.measure.show(validation)} on validation, at step {best_step}")
     return summary
 
@@ -216,32 +223,40 @@ class _Journal:
     """Metrics as JSON lines and for TensorBoard; what was written after the checkpoint is taken back."""
 
     def __init__(self, folder: Path, state: _State) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.lines = open(folder / "metrics.jsonl", "ab")  # noqa: SIM115
-            self.lines.truncate(state.journal)
-            purge = state.step + 1 if state.step else None
-            self.board = SummaryWriter(str(folder), purge_step=purge)
-        except OSError as error:
-            raise RunError(f"Metrics cannot be written below {folder}: {error.strerror}.") from None
+        def begin() -> tuple[BinaryIO, SummaryWriter]:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                lines = open(folder / "metrics.jsonl", "ab")  # noqa: SIM115
+                lines.truncate(state.journal)
+                purge = state.step + 1 if state.step else None
+                return lines, SummaryWriter(str(folder), purge_step=purge)
+            except OSError as error:
+                raise RunError(f"Metrics cannot be written below {folder}: {error.strerror}.") from None
+
+        self.files = by_first(begin)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self.files is None:
+            return
+        lines, board = self.files
         line = {"step": step, **{name: round(value, 6) for name, value in metrics.items()}}
-        self.lines.write(json.dumps(line).encode() + b"\n")
+        lines.write(json.dumps(line).encode() + b"\n")
         for name, value in metrics.items():
-            self.board.add_scalar(name, value, step)
+            board.add_scalar(name, value, step)
 
     def sync(self) -> int:
         """The length of the lines so far, all of them on disk."""
-        self.lines.flush()
-        return self.lines.tell()
+        if self.files is None:
+            return 0
+        self.files[0].flush()
+        return self.files[0].tell()
 
     def __enter__(self) -> "_Journal":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.lines.close()
-        self.board.close()
+        for file in self.files or ():
+            file.close()
 
 
 class _Signals:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from npbml.config import Config
 from npbml.data.tasks import draw_numbers
 from npbml.engine.ahead import Ahead
+from npbml.engine.distributed import check_share, mine
 from npbml.engine.evaluate import MEASURES, evaluate, learner_answers
 from npbml.engine.metastep import MetaStep, Work
 from npbml.engine.source import Source, TaskSource
@@ -20,6 +22,7 @@ from npbml.randomness import generator
 from npbml.stages.pretrain import augmented
 from npbml.threads import one_core
 
+WORTH_COMPILING = 3000  # meta-steps: compiling takes one to two minutes, and saves some 20 ms a step
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -31,6 +34,7 @@ def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> N
     """Have an optimiser keep on the device all that a recording of its step must find changed there."""
     for part in optimizer.param_groups:
         part["lr"] = torch.tensor(part["lr"], device=device)
+        part["fused"], part["foreach"] = True, False  # one launch for all parameters
         if "capturable" in part:
             part["capturable"] = True
 
@@ -40,7 +44,10 @@ def as_they_are(*tensors: Tensor) -> tuple[Prepared, Tensor]:
 
 
 class MetaTrainer:
-    """Meta-steps on batches of training tasks, judged on meta-validation tasks."""
+    """Meta-steps on batches of training tasks, judged on meta-validation tasks.
+
+    Of several ranks each takes a part of the tasks, which all of them draw alike.
+    """
 
     def __init__(
         self,
@@ -50,6 +57,7 @@ class MetaTrainer:
         val: Source,
         say: Callable[[str], None] = lambda words: None,
     ) -> None:
+        check_share("train.meta_batch", config.meta_batch)
         self.config, self.module, self.train, self.val = config, learner, train, val
         settings, groups = config.train, learner.groups()
         self.rates = {letter: getattr(settings.lr, letter) for letter in GROUPS}
@@ -62,7 +70,10 @@ class MetaTrainer:
             raise SettingError(f"train.lr leaves nothing to meta-learn in {config.method}: set a rate above 0.")
         device = next(learner.parameters()).device
         self.optimizer = OPTIMIZERS[settings.optimizer](parts, weight_decay=settings.weight_decay)
-        self.meta_step = MetaStep(learner, self.optimizer, config.engine, settings.clip, settings.clip_at, say)
+        engine = config.engine
+        if engine.compile == "auto" and settings.steps < WORTH_COMPILING:
+            engine = replace(engine, compile="off")
+        self.meta_step = MetaStep(learner, self.optimizer, engine, settings.clip, settings.clip_at, say)
         self.notes = self.meta_step.notes
         if self.meta_step.settings.graph == "on":
             make_capturable(self.optimizer, device)
@@ -112,7 +123,8 @@ class MetaTrainer:
 
     def _draw_and_prepare(self, numbers: Tensor) -> tuple[Prepared, Tensor]:
         assert isinstance(self.train, TaskSource)
-        return self.train.prepare(self.train.draw_from(numbers, self.config.meta_batch))
+        tasks = self.config.meta_batch
+        return self.train.prepare(self.train.draw_from(numbers, tasks)[mine(tasks)])
 
     def _prepare(self, index: int) -> tuple[Prepared, Tensor]:
         config, source, tasks = self.config, self.train, self.config.meta_batch
@@ -122,8 +134,9 @@ class MetaTrainer:
             chosen = source.classes.cover(index * tasks, tasks, config.ways, rounds)
         if isinstance(source, TaskSource) and config.train.augment:
             random = generator(config.seed, "augment", index)
-            look = augmented(source.classes, config.pretrain.augment, random)
-        return source.prepare(source.draw(tasks, generator(config.seed, "train", index), chosen), look)
+            look = augmented(source.classes, config.pretrain.augment, random, tasks)
+        indices = source.draw(tasks, generator(config.seed, "train", index), chosen)
+        return source.prepare(indices[mine(tasks)], look)
 
     def _schedule(self, index: int) -> float:
         progress = index / self.config.train.steps

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from npbml.config import Config
-from npbml.data.augment import AugmentSettings, augment
+from npbml.data.augment import AugmentSettings, Variation, draw_variation, vary
 from npbml.data.tasks import ClassSet, Task
+from npbml.engine.distributed import check_share, mine, sum_gradients, summed, world
 from npbml.engine.evaluate import ACCURACY, evaluate
 from npbml.errors import RunError
 from npbml.learner import ImageSpec
@@ -24,7 +25,10 @@ from npbml.threads import each_in_a_thread
 
 
 class Pretrainer:
-    """Classification of the training classes, judged by prototypes on meta-validation tasks."""
+    """Classification of the training classes, judged by prototypes on meta-validation tasks.
+
+    Of several ranks each takes a part of the batch, and batch norm the statistics of all of it.
+    """
 
     def __init__(self, config: Config, train: ClassSet, val: ClassSet, device: torch.device) -> None:
         self.config, self.train, self.val, self.labels = config, train, val, train.labels
@@ -35,6 +39,10 @@ class Pretrainer:
         self.module.to(device)
         set_norm(self.network, "track")
         settings = config.pretrain
+        check_share("pretrain.batch", settings.batch)
+        for part in self.network.modules():
+            if isinstance(part, Norm) and world()[1] > 1:
+                part.total = summed
         self.optimizer = torch.optim.SGD(
             self.module.parameters(),
             lr=settings.lr,
@@ -46,15 +54,16 @@ class Pretrainer:
 
     def step(self, index: int) -> dict[str, float]:
         settings, random = self.config.pretrain, generator(self.config.seed, "pretrain", index)
-        chosen = torch.randint(len(self.train.images), (settings.batch,), generator=random)
-        images = augmented(self.train, settings.augment, random)(chosen)
+        chosen = torch.randint(len(self.train.images), (settings.batch,), generator=random)[mine(settings.batch)]
+        images = augmented(self.train, settings.augment, random, settings.batch)(chosen)
         loss = F.cross_entropy(self.module["head"](self.network(images)), self.labels[chosen.to(images.device)])
+        loss = loss * (len(chosen) / settings.batch)
         rate = learning_rate(settings, index)
         for part in self.optimizer.param_groups:
             part["lr"] = rate
         self.optimizer.zero_grad()
         loss.backward()
-        value = loss.item()
+        value = sum_gradients(loss, self.module.parameters()).item()
         if not value < float("inf"):
             raise RunError(f"The pre-training loss is {value} at step {index + 1}: lower pretrain.lr.")
         self.optimizer.step()
@@ -78,12 +87,21 @@ class Pretrainer:
         return self.network.state_dict()
 
 
-def augmented(classes: ClassSet, settings: AugmentSettings, random: torch.Generator) -> Callable[[Tensor], Tensor]:
-    """A function of indices [*shape]: their images, augmented and normalised, [*shape, C, H, W]."""
+def augmented(
+    classes: ClassSet, settings: AugmentSettings, random: torch.Generator, whole: int | None = None
+) -> Callable[[Tensor], Tensor]:
+    """A function of indices [rows, *]: their images, augmented and normalised, [rows, *, C, H, W].
+
+    Where the rows are this rank's of a `whole` batch, what is random is drawn for all of it, as by one process.
+    """
 
     def look(indices: Tensor) -> Tensor:
-        images = augment(classes.pixels(indices.flatten()), settings, random)
-        return classes.normalise(images).unflatten(0, tuple(indices.shape))
+        images = classes.pixels(indices.flatten())
+        rows, part = (len(indices), slice(None)) if whole is None else (whole, mine(whole))
+        height, width = images.shape[-2:]
+        drawn = draw_variation(rows * indices[0].numel(), height, width, settings, random)
+        variation = Variation(*(field.unflatten(0, (rows, -1))[part].flatten(0, 1) for field in drawn))
+        return classes.normalise(vary(images, variation)).unflatten(0, tuple(indices.shape))
 
     return look
 

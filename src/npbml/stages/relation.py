@@ -19,7 +19,10 @@ from npbml.stages.pretrain import augmented
 
 
 class RelationTrainer:
-    """One episode a step, judged by the highest score on meta-validation tasks."""
+    """One episode a step, judged by the highest score on meta-validation tasks.
+
+    One episode is little to divide: of several ranks each takes the same step.
+    """
 
     def __init__(self, config: Config, train: ClassSet, val: ClassSet, device: torch.device) -> None:
         self.config, self.train, self.val = config, train, val

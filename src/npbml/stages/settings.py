@@ -83,8 +83,7 @@ class TrainSettings:
     weight_decay: float = setting(0.0, low=0)
     """Weight decay of the outer optimiser."""
     schedule: Literal["constant", "cosine", "halving", "fifths"] = setting("constant")
-    """How the meta learning rates change (item 26): cosine ends at a tenth, halving halves them after 2/5 and 4/5
-    of the steps, fifths takes a tenth after each fifth."""
+    """Of the meta rates (item 26): cosine to a tenth; halved after 2/5 and 4/5; a tenth after each fifth."""
     clip: Literal["none", "value", "norm"] = setting("none")
     """Clip the meta-gradient by element or by norm (item 28)."""
     clip_at: float = setting(10.0, above=0)
