@@ -3,15 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves, tree_map
 
 from npbml.data.tasks import Task
 from npbml.errors import DataError
+from npbml.learner.batches import Acts, Prepared, one_by_one, split, stack_tasks, stacked
 from npbml.learner.build import begin_network, encoder, freeze_fixed_parts, own_norms, take_encoder
 from npbml.learner.settings import ImageSpec, LearnerSettings, check_learner
 from npbml.nets.layers import Norm, freeze, initialise
@@ -29,24 +29,6 @@ from npbml.threads import each_in_a_thread
 GROUPS = ("theta", "omega", "phi", "psi")
 Fixed = dict[Any, Any] | None  # modulations that are kept for a whole task (see FiLM)
 TAIL = "network.tail."  # adapted parameters are named as in `named_parameters()`
-
-
-class Prepared(NamedTuple):
-    """The frozen work of a task, done once: stem features, targets, relation scores, random numbers."""
-
-    inner: Tensor  # [items of the inner batch, filters, h, w], support first
-    final: Tensor  # [items of the final batch, filters, h, w], query last
-    labels: Tensor  # [support, outputs]: one-hot, or values
-    scores: Tensor  # [query, ways], or [query, 0] where no loss asks for them
-    noise: Tensor  # uniform in (0, 1), as many as the preconditioner asks for
-
-
-class Acts(NamedTuple):
-    """What an adaptation is made of, of one task or, lifted by an engine, of many together."""
-
-    begin: Callable[[Prepared], State]
-    advance: Callable[..., State]  # state, prepared, step, order, norm_step -> state
-    score: Callable[[Parameters, Prepared, Tensor, int], Tensor]  # theta, prepared, query labels, step -> loss
 
 
 class Learner(nn.Module):
@@ -160,7 +142,7 @@ class Learner(nn.Module):
 
     def over_tasks(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` of one task as a function of a batch of tasks."""
-        return torch.vmap(function) if self.together else partial(_one_by_one, function)
+        return torch.vmap(function) if self.together else partial(one_by_one, function)
 
     @torch.no_grad()
     def prepare(
@@ -192,7 +174,7 @@ class Learner(nn.Module):
         given = (tasks,) if features is None else (tasks, features)
         # On a CPU vmap would only add copies to convolutions that need no gradient.
         on_cpu = tasks.support_images.device.type == "cpu"
-        return _stacked(each_in_a_thread(prepare, _split(given))) if on_cpu else self.over_tasks(prepare)(*given)
+        return stacked(each_in_a_thread(prepare, split(given))) if on_cpu else self.over_tasks(prepare)(*given)
 
     def logits(self, prepared: Prepared) -> Tensor:
         """Query logits of one task after adaptation, from its frozen work."""
@@ -226,11 +208,11 @@ class Learner(nn.Module):
         fixed = self._modulations(prepared) if fixed is None else fixed
         return self.walk(self.acts(fixed), prepared, steps or self._test_steps, order)
 
-    def acts(self, fixed: Fixed = None) -> "Acts":
+    def acts(self, fixed: Fixed = None) -> Acts:
         """What adaptation is made of, for one task."""
         return Acts(self.begin, partial(self.advance, fixed=fixed), partial(self.query_loss, fixed=fixed))
 
-    def walk(self, acts: "Acts", prepared: Prepared, steps: int, order: int = 2) -> list[Parameters]:
+    def walk(self, acts: Acts, prepared: Prepared, steps: int, order: int = 2) -> list[Parameters]:
         """The points of an adaptation: theta_0 to theta_J, then those of the critic's steps."""
         state = acts.begin(prepared)
         points = [state.theta]
@@ -279,9 +261,7 @@ class Learner(nn.Module):
         labels, scores, support = prepared.labels, prepared.scores, len(prepared.labels)
         return self.loss.terms(logits[:support], labels, logits[support:], scores, theta, step)
 
-    def unrolled(
-        self, prepared: Prepared, query_labels: Tensor, outer: Outer, acts: "Acts | None" = None
-    ) -> Tensor:
+    def unrolled(self, prepared: Prepared, query_labels: Tensor, outer: Outer, acts: Acts | None = None) -> Tensor:
         """The query loss at points of the inner trajectory, through which the gradient flows.
 
         Of one task; or of many, where `acts` are those of many.
@@ -433,28 +413,6 @@ class Learner(nn.Module):
             )
         if ways < 2:
             raise DataError(f"A task needs at least 2 classes; this one has {ways}.")
-
-
-def stack_tasks(tasks: Sequence[Task]) -> Task:
-    """Tasks of equal size as one batched task."""
-    try:
-        return Task(*(torch.stack(parts) for parts in zip(*tasks, strict=True)))
-    except RuntimeError as error:
-        raise DataError(f"Tasks that run together must have the same size: {error}") from None
-
-
-def _one_by_one(function: Callable[..., Any], *batched: Any) -> Any:
-    return _stacked([function(*task) for task in _split(batched)])
-
-
-def _split(batched: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """A tree of tensors with a leading tasks dimension as one tree for each task."""
-    count = len(tree_leaves(batched)[0])
-    return [tree_map(lambda tensor, i=index: tensor[i], batched) for index in range(count)]
-
-
-def _stacked(results: list[Any]) -> Any:
-    return tree_map(lambda *tensors: torch.stack(tensors), *results)
 
 
 def _prefixes(name: str) -> list[str]:
