@@ -239,9 +239,11 @@ def wait(device: torch.device) -> None:
 
 def first_steps(variants: Iterable[Variant], device: torch.device) -> None:
     """A meta-step of each variant for its gradient, compiling included, and on a GPU another for its peak memory:
-    what is in use at most, less what was in use before; recording, but not compiling, included."""
+    what is in use at most, less what was in use before; recording, but not compiling, included. Errors of the
+    gradients are printed against the first that is found."""
+    first: Tensor | None = None
     for variant in variants:
-        print(f"  {variant.name} ...", flush=True)
+        print(f"  {variant.name} ... ", end="", flush=True)
         use_tf32(variant.tf32)
         try:
             started = time.perf_counter()
@@ -249,6 +251,9 @@ def first_steps(variants: Iterable[Variant], device: torch.device) -> None:
             wait(device)
             variant.first_s = time.perf_counter() - started
             variant.found = variant.gradient()
+            first = variant.found if first is None else first
+            error = relative_error(variant.found, first)
+            print(f"{show(variant.first_s)} s, error {show(error)}", flush=True)
             if device.type == "cuda":
                 variant.forget()
                 gc.collect()
@@ -261,6 +266,7 @@ def first_steps(variants: Iterable[Variant], device: torch.device) -> None:
         except Exception as error:
             variant.failure = first_line(error)
             variant.forget()
+            print(f"failed: {variant.failure}", flush=True)
 
 
 def time_in_turns(variants: Iterable[Variant], device: torch.device, rounds: int) -> None:

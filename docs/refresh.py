@@ -1,7 +1,8 @@
 """Put the results and pictures of finished runs into the README.
 
-python docs/refresh.py runs RUN [RUN ...]      a row for each run of `npbml run --seed N`; the first one's pictures
-python docs/refresh.py comparison RUN          the table and picture of an `npbml compare`
+python docs/refresh.py runs RUN [RUN ...]   a row for each run of `npbml run --seed N`; pictures of the first
+python docs/refresh.py comparison RUN       the table and picture of an `npbml compare`
+python docs/refresh.py regression RUN       the table of an `npbml compare --dataset sinusoid`
 """
 
 import json
@@ -15,14 +16,14 @@ README = DOCS.parent / "README.md"
 
 def main() -> None:
     kind, runs = (sys.argv[1:] or [""])[0], [Path(name) for name in sys.argv[2:]]
-    if kind not in ("runs", "comparison") or not runs:
+    if kind not in ("runs", "comparison", "regression") or not runs:
         sys.exit(__doc__)
     if kind == "runs":
         put("runs", runs_table(runs))
         pictures = {name: runs[0] / "pictures" / f"{name}.png" for name in ("tasks", "loss")}
     else:
-        put("comparison", comparison_table(runs[0]))
-        pictures = {"comparison": runs[0] / "pictures" / "comparison.png"}
+        put(kind, comparison_table(runs[0]))
+        pictures = {"comparison": runs[0] / "pictures" / "comparison.png"} if kind == "comparison" else {}
     (DOCS / "pictures").mkdir(exist_ok=True)
     for name, picture in pictures.items():
         shutil.copy(picture, DOCS / "pictures" / f"{name}.png")
@@ -58,21 +59,25 @@ def runs_table(runs: list[Path]) -> list[str]:
 def comparison_table(run: Path) -> list[str]:
     rows = json.loads((run / "comparison.json").read_text())
     first = rows[0]
+    measure, form = ("accuracy", "{:.2f}") if "accuracy" in first else ("squared error", "{:.3f}")
+    unit, ways = (", %", f"{first['ways']}-way ") if measure == "accuracy" else ("", "")
     lines = [
-        f"{first['ways']}-way {first['shots']}-shot {first['dataset']}, {first['backbone']}, {first['protocol']} "
-        f"protocol, seed {first['seed']}, {first['tasks']} test tasks, on {first['device']}:",
+        f"{ways}{first['shots']}-shot {first['dataset']}, {first['backbone']}, {first['protocol']} protocol, "
+        f"seed {first['seed']}, {first['tasks']} test tasks, on {first['device']}:",
         "",
-        f"| method | validation at the start | after | test accuracy, % | minus {first['method']} | ms a meta-step |",
+        f"| method | validation at the start | after | test {measure}{unit} | minus {first['method']} | ms a meta-step |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        start, after = (f"{row[name]:.1f}" if name in row else "" for name in ("start", "validation"))
+        start, after = (form.format(row[name]) if name in row else "" for name in ("start", "validation"))
+        cells = [row["method"], start, after, f"{form.format(row[measure])} ± {form.format(row['ci95'])}"]
         difference = row.get("difference")
-        paired = f"{difference['mean']:+.2f} ± {difference['ci95']:.2f}" if difference else ""
-        time = f"{row['step_ms']:.0f}" if "step_ms" in row else ""
-        lines.append(
-            f"| {row['method']} | {start} | {after} | {row['accuracy']:.2f} ± {row['ci95']:.2f} | {paired} | {time} |"
+        sign = form.replace(":", ":+")
+        cells.append(
+            f"{sign.format(difference['mean'])} ± {form.format(difference['ci95'])}" if difference else ""
         )
+        cells.append(f"{row['step_ms']:.0f}" if "step_ms" in row else "")
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
