@@ -451,8 +451,9 @@ def test_c12_the_outer_loss_of_metal_is_over_support_and_query(
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_c13_multi_step_weights(steps: int) -> None:
     """Uniform at first, a sum of 1 always, and never below a floor of 0.03 / J."""
-    for epochs, epoch in ((epochs, epoch) for epochs in (15, 100) for epoch in range(epochs)):
-        weights = multi_step_weights(steps, epoch, epochs)  # of 100 epochs, the last three are at the floor
+    # Of 100 epochs, the last three are at the floor.
+    for epoch, epochs in [*((epoch, 15) for epoch in range(15)), *((epoch, 100) for epoch in range(100))]:
+        weights = multi_step_weights(steps, epoch, epochs)
         assert len(weights) == steps and sum(weights) == pytest.approx(1, abs=1e-12)
         for early in weights[:-1]:
             assert early == pytest.approx(max(1 / steps - epoch / (steps * epochs), 0.03 / steps), abs=1e-12)
