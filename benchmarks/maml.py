@@ -6,9 +6,9 @@ Peers are `higher`, `torchopt` and `learn2learn`, used as in their own examples;
 left out and named. First it is checked that all find the same meta-gradient, against the first peer in single and
 in double precision; then all are timed in turns. The optimiser's step is in all of them.
 
-Of a whole network of this size the meta-gradient in single precision is uncertain by more than its digits, in
-every library: so npbml and the peer are compared in double precision too, and the table is followed by what a
-change of the images in the last digit of single precision does there.
+The meta-gradient of a whole network of this size is uncertain in single precision, in every library, since it
+jumps where activations cross a kink: so npbml and the first peer are compared in double precision too, where
+"images nudged" shows how far it jumps.
 """
 
 import copy
