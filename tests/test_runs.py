@@ -13,9 +13,10 @@ import npbml
 from npbml.config import Config, override, preset
 from npbml.data.store import ClassEntry, Store
 from npbml.engine.evaluate import evaluate, learner_answers
+from npbml.environment import environment
 from npbml.errors import DataError, RunError, SettingError
 from npbml.methods import RECIPES
-from npbml.runs import Run, environment
+from npbml.runs import Run
 from npbml.stages.loop import Loop
 
 SMALL: dict[str, Any] = {
@@ -444,3 +445,26 @@ def test_the_sizes_of_baselines_count_too(config: Config, tmp_path: Path) -> Non
     changes = {"method": "maml", "baselines": ["npbml"], "relation": {"widths": [2, 2, 2, 2], "pools": 3}}
     with pytest.raises(SettingError, match=r"lower relation\.pools"):
         Run.start(tmp_path / "run", override(config, changes))
+
+
+def test_a_start_that_is_killed_before_the_recipe_is_kept_begins_again(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        npbml.register("mine", npbml.compose("mine", "maml", precondition={"chain": ["rates"]}))
+        own = override(config, {"method": "mine"})
+        for name in ("npbml.runs.to_dict", "npbml.runs.Run._keep_recipe"):
+            folder = tmp_path / name
+            with monkeypatch.context() as patched:
+                patched.setattr(name, killed)
+                with pytest.raises(KeyboardInterrupt):
+                    Run.start(folder, own)
+            run = Run.start(folder, own)
+            run.pretrain()
+            run.train("mine")
+            assert (folder / "mine" / "recipe.json").exists()
+    finally:
+        RECIPES.pop("mine", None)

@@ -14,14 +14,11 @@ A stage that has not ended keeps `checkpoint.safetensors` in its folder.
 import fcntl
 import hashlib
 import json
-import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,6 +35,7 @@ from npbml.engine.device import choose_device, describe_device, make_reproducibl
 from npbml.engine.distributed import by_first
 from npbml.engine.evaluate import ACCURACY, MEASURES, Accuracy, Measure, evaluate, learner_answers
 from npbml.engine.source import SinusoidSource, Source, TaskSource
+from npbml.environment import environment
 from npbml.errors import RunError, SettingError
 from npbml.files import load_tensors, read_json, write_json
 from npbml.learner import ImageSpec, Learner
@@ -106,9 +104,9 @@ class Run:
         self.check_sizes([config.method, *config.baselines])
         data = "" if self.sinusoids else self.store.checksum
         write_json(folder / "environment.json", environment(config, self.device, data))
+        write_json(folder / "config.json", to_dict(config))
         for name in (config.method, *config.baselines):
             self._keep_recipe(name)
-        write_json(folder / "config.json", to_dict(config))
 
     @property
     def sinusoids(self) -> Sinusoids | None:
@@ -440,21 +438,6 @@ def _taken(folder: Path) -> bool:
     """Whether a folder has more in it than a start that was killed leaves behind."""
     left = {"environment.json", ".environment.json.part", ".config.json.part"}
     return any(path.name not in left for path in folder.iterdir())
-
-
-def environment(config: Config, device: torch.device, data: str) -> dict[str, Any]:
-    """What the outcome may depend on beside the settings."""
-    packages = ("torch", "numpy", "pillow", "matplotlib", "safetensors")
-    return {
-        "npbml": npbml.__version__,
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-        "platform": platform.platform(),
-        "device": describe_device(device),
-        "cores": os.cpu_count(),
-        "seed": config.seed,
-        "data": data,
-    }
 
 
 def _load(module: torch.nn.Module, tensors: dict[str, Tensor], path: Path) -> None:

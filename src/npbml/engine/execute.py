@@ -10,6 +10,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from npbml.learner import Acts, Learner, Prepared
+from npbml.learner.batches import one_by_one
 from npbml.rule.descend import Parameters, State
 from npbml.rule.objective import Outer
 
@@ -70,16 +71,12 @@ class Executor:
         """The outer objective of each task, [tasks]"""
         if not self.stepwise:
             loss = partial(self.learner.task_loss, outer=outer)
-            return torch.vmap(loss)(prepared, labels) if self.together else self._each(loss, prepared, labels)
+            return torch.vmap(loss)(prepared, labels) if self.together else one_by_one(loss, prepared, labels)
         flat = torch.cat([parameter.flatten() for parameter in self.learner.parameters()])
         if self.together:
             return self.learner.unrolled(prepared, labels, outer, self._acts(flat, len(labels)))
         acts = self._acts(flat, None)
-        return self._each(lambda p, y: self.learner.unrolled(p, y, outer, acts), prepared, labels)
-
-    def _each(self, function: Callable[..., Tensor], prepared: Prepared, labels: Tensor) -> Tensor:
-        tasks = zip(*prepared, labels, strict=True)
-        return torch.stack([function(Prepared(*parts), theirs) for *parts, theirs in tasks])
+        return one_by_one(lambda p, y: self.learner.unrolled(p, y, outer, acts), prepared, labels)
 
     def _acts(self, flat: Tensor, tasks: int | None) -> Acts:
         """The acts of `tasks` tasks together, or of one.
