@@ -23,11 +23,11 @@ from torch import Tensor
 import npbml
 from npbml.config import method_config, override, preset
 from npbml.data.tasks import Task
-from npbml.engine.device import choose_device, describe_device
-from npbml.engine.metastep import MetaStep, Work, first_line, resolved
-from npbml.engine.settings import EngineSettings
-from npbml.learner import ImageSpec, Learner
-from npbml.stages.metatrain import make_capturable
+from npbml.engine.capture import first_line
+from npbml.engine.device import choose_device, describe_device, in_precision
+from npbml.engine.metastep import MetaStep, Work
+from npbml.engine.settings import EngineSettings, resolved
+from npbml.learner import ImageSpec, Learner, Prepared
 
 RESULTS = Path(__file__).parent / "results"
 WAYS, QUERIES = 5, 15
@@ -128,16 +128,18 @@ class Variant:
         return {"name": self.name, "failure": self.failure, **values, **low_high}
 
 
-# What the engine can do, in words and as its settings; tasks are together unless the words say otherwise.
+# What the engine can do, in words and as its settings: vmap is tasks together, loop each by itself (on a core or
+# GPU stream of its own).
 ON_GPU: dict[str, dict[str, Any]] = {
     "loop": {"tasks": "loop"},
     "vmap": {},
     "loop, captured": {"tasks": "loop", "graph": "on"},
     "vmap, captured": {"graph": "on"},
-    "vmap, compiled": {"compile": "on"},
     "vmap, compiled, captured": {"compile": "on", "graph": "on"},
     "vmap, compiled, captured, tf32": {"compile": "on", "graph": "on", "precision": "tf32"},
     "vmap, compiled, captured, bf16": {"compile": "on", "graph": "on", "precision": "bfloat16"},
+    "loop, compiled, captured, tf32": {"tasks": "loop", "compile": "on", "graph": "on", "precision": "tf32"},
+    "loop, compiled, captured, bf16": {"tasks": "loop", "compile": "on", "graph": "on", "precision": "bfloat16"},
 }
 ON_CPU: dict[str, dict[str, Any]] = {
     "loop": {"tasks": "loop"},
@@ -176,11 +178,15 @@ class Engine:
         key = (settings.tasks, settings.compile)
         steps: list[MetaStep] = []
 
+        def in_its_precision(*inputs: Tensor) -> tuple[Prepared, Tensor]:
+            with in_precision(settings.precision, inputs[0].device):
+                return work(*inputs)
+
         def run() -> None:
             if not steps:
                 steps.append(self._step(settings, partial(self._say, name)))
                 steps[0].executor = self.executors.get(key)
-            steps[0](work, tuple(inputs), self.learner.outer(1.0))
+            steps[0](in_its_precision, tuple(inputs), self.learner.outer(1.0))
             self.executors.setdefault(key, steps[0].executor)
 
         def gradient() -> Tensor:
@@ -192,10 +198,7 @@ class Engine:
     def _step(self, settings: EngineSettings, say: Callable[[str], None]) -> MetaStep:
         # Of rate 0: a step costs what all do, and each finds the same gradient as the one before.
         optimizer = torch.optim.Adam(self.learner.parameters(), lr=0.0)
-        step = MetaStep(self.learner, optimizer, settings, say=say)
-        if step.settings.graph == "on":
-            make_capturable(optimizer, next(self.learner.parameters()).device)
-        return step
+        return MetaStep(self.learner, optimizer, settings, say=say)
 
     def _say(self, name: str, words: str) -> None:
         if (note := f"{name}: {words}") not in self.notes:

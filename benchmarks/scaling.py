@@ -29,8 +29,7 @@ from common import (
     time_in_turns,
 )
 
-from npbml.engine.metastep import resolved
-from npbml.engine.settings import EngineSettings
+from npbml.engine.settings import EngineSettings, resolved
 from npbml.stages.metatrain import as_they_are
 
 ON_GPU = {

@@ -3,6 +3,7 @@
 python docs/refresh.py runs RUN [RUN ...]   a row for each run of `npbml run --seed N`; pictures of the first
 python docs/refresh.py comparison RUN       the table and picture of an `npbml compare`
 python docs/refresh.py regression RUN       the table of an `npbml compare --dataset sinusoid`
+python docs/refresh.py results FOLDER       the cells of NPBML among the results of `npbml reproduce`
 """
 
 import json
@@ -10,14 +11,20 @@ import shutil
 import sys
 from pathlib import Path
 
+from npbml.report.tables import summary
+from npbml.reproduce import read_results
+
 DOCS = Path(__file__).resolve().parent
 README = DOCS.parent / "README.md"
 
 
 def main() -> None:
     kind, runs = (sys.argv[1:] or [""])[0], [Path(name) for name in sys.argv[2:]]
-    if kind not in ("runs", "comparison", "regression") or not runs:
+    if kind not in ("runs", "comparison", "regression", "results") or not runs:
         sys.exit(__doc__)
+    if kind == "results":
+        put("results", summary(read_results(runs[0])))
+        return
     if kind == "runs":
         put("runs", runs_table(runs))
         pictures = {name: runs[0] / "pictures" / f"{name}.png" for name in ("tasks", "loss")}

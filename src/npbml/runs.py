@@ -31,13 +31,15 @@ from npbml.data.sets import open_dataset
 from npbml.data.sinusoid import Sinusoids
 from npbml.data.store import Store
 from npbml.data.tasks import ClassSet
+from npbml.engine.capture import Replay
 from npbml.engine.device import choose_device, describe_device, make_reproducible
 from npbml.engine.distributed import by_first
 from npbml.engine.evaluate import ACCURACY, MEASURES, Accuracy, Measure, evaluate, learner_answers
-from npbml.engine.source import SinusoidSource, Source, TaskSource
+from npbml.engine.settings import resolved
+from npbml.engine.source import Features, SinusoidSource, Source, TaskSource
 from npbml.environment import environment
 from npbml.errors import RunError, SettingError
-from npbml.files import load_tensors, read_json, write_json
+from npbml.files import load_tensors, read_json, write_json, write_whole
 from npbml.learner import ImageSpec, Learner
 from npbml.learner.settings import image_spec
 from npbml.methods import BUILT_IN, RECIPES, Recipe, register
@@ -63,6 +65,7 @@ class Run:
     def __init__(self, folder: Path, config: Config, observer: Observer | None = None) -> None:
         self.folder, self.config, self.observer = folder, config, observer or Observer()
         self.device = choose_device(config.device)
+        self._features: Features = {}  # the stem's, of each split: most methods of a run have the same stem
         if config.engine.deterministic:
             make_reproducible(self.device)
 
@@ -165,11 +168,13 @@ class Run:
 
     def pretrain(self) -> dict[str, Any]:
         """Pre-train the encoder, or go on, or do nothing where that is done."""
-        return self._stage("pretrain", lambda: Pretrainer(self.config, *self._sets(), self.device))
+        say = self.observer.said
+        return self._stage("pretrain", lambda: Pretrainer(self.config, *self._sets(), self.device, say))
 
     def relation(self) -> dict[str, Any]:
         """Train the relation network, or go on, or do nothing where that is done."""
-        return self._stage("relation", lambda: RelationTrainer(self.config, *self._sets(), self.device))
+        say = self.observer.said
+        return self._stage("relation", lambda: RelationTrainer(self.config, *self._sets(), self.device, say))
 
     def train(self, method: str) -> dict[str, Any]:
         """Meta-train a method, or go on, or do nothing where that is done."""
@@ -201,11 +206,34 @@ class Run:
                 stages.add("relation")
         return stages
 
+    def take_over(self, stage: str, folders: Iterable[Path]) -> None:
+        """Copy a stage from the first of these run folders that has done it with the same settings and images."""
+        by_first(lambda: self._take_over(self._loop(stage), folders))
+
+    def _take_over(self, loop: Loop, folders: Iterable[Path]) -> None:
+        for folder in folders if not loop.done else ():
+            other = replace(loop, folder=folder / loop.stage)
+            if (
+                other.done
+                and read_json(other.folder / "done.json").get("fingerprint") == loop.fingerprint
+                and read_json(folder / "environment.json").get("data") == self.store.checksum
+            ):
+                for name in (loop.weights, "metrics.jsonl", "done.json"):  # the last one says that all are there
+                    write_whole(loop.folder / name, (other.folder / name).read_bytes())
+                (loop.folder / "checkpoint.safetensors").unlink(missing_ok=True)
+                self.observer.said(f"{loop.stage}: taken over from {folder}")
+                return
+
     def source(self, learner: Learner, split: str) -> Source:
         """Where the tasks of a split come from, for a learner."""
         if self.sinusoids:
             return SinusoidSource(learner, self.sinusoids, self.device)
-        return TaskSource(learner, self.splits[split], self.config.shots, self.config.queries)
+        return self._task_source(learner, self.splits[split])
+
+    def _task_source(self, learner: Learner, classes: ClassSet) -> TaskSource:
+        config = self.config
+        precision = resolved(config.engine, self.device).precision
+        return TaskSource(learner, classes, config.shots, config.queries, precision, self._features)
 
     def test(
         self, method: str, tick: Callable[[int], None] = lambda count: None, dataset: str | None = None
@@ -222,13 +250,17 @@ class Run:
         if method == "prototypes":
             classes = classes or self.splits["test"]
             network = self.pretrained_network()
-            per_task = prototype_accuracies(network, config, classes, config.shots, config.test.tasks, "test")
+            replay = Replay("test", self.device.type == "cuda", self.observer.said)
+            per_task = prototype_accuracies(
+                network, config, classes, config.shots, config.test.tasks, "test", replay
+            )
         else:
             learners = self.learners(method)
             source = self.source(learners[0], "test")
             if classes is not None:
-                source = TaskSource(learners[0], classes, config.shots, config.queries)
-            tested, answer = config.test, learner_answers(learners, source)
+                source = self._task_source(learners[0], classes)
+            replay = Replay("test", self.device.type == "cuda" and source.on_device, self.observer.said)
+            tested, answer = config.test, learner_answers(learners, source, replay)
             per_task = evaluate(
                 answer, source.draw, tested.tasks, tested.together, config.seed, "test", self.measure, tick
             )

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from npbml.data.tasks import Task
 from npbml.engine.execute import Executor
-from npbml.engine.metastep import MetaStep, all_finite, apply_gradient, diagnose
+from npbml.engine.metastep import MetaStep, diagnose
 from npbml.engine.settings import EngineSettings
+from npbml.engine.step import all_finite, apply_gradient
 from npbml.errors import RunError
 from npbml.learner import Learner, Prepared, stack_tasks
 

@@ -1,6 +1,10 @@
 """Law C29: features that are kept give the logits of those that are computed."""
 
+import dataclasses
+import shutil
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,14 +12,16 @@ import torch
 
 import npbml.engine.source as source_module
 from npbml.data.tasks import ClassSet, Task
-from npbml.engine.source import TaskSource
+from npbml.engine.source import Features, TaskSource
 from npbml.learner import Learner
 from npbml.randomness import generator
 
 
-def assert_logits_of_the_tasks(learner: Learner, classes: ClassSet) -> TaskSource:
+def assert_logits_of_the_tasks(
+    learner: Learner, classes: ClassSet, precision: str = "float32", atol: float = 1e-10
+) -> TaskSource:
     """Logits from a source's prepared tasks = those of `predict` on the same images."""
-    source = TaskSource(learner, classes, shots=2, queries=3)
+    source = TaskSource(learner, classes, shots=2, queries=3, precision=precision)
     indices = source.draw(3, generator(0, "draw"))
     prepared, labels = source.prepare(indices)
     found = learner.over_tasks(learner.logits)(prepared)
@@ -23,7 +29,7 @@ def assert_logits_of_the_tasks(learner: Learner, classes: ClassSet) -> TaskSourc
     assert torch.equal(labels, batch.query_labels) and found.shape == (3, 9, 3)
     for index, logits in enumerate(found):
         expected = learner.predict(Task(*(part[index] for part in batch)))
-        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=atol)
     return source
 
 
@@ -55,14 +61,52 @@ def test_c29_holds_where_the_whole_encoder_is_the_stem(
     assert_logits_of_the_tasks(learner, classes)
 
 
-def test_c29_features_that_do_not_fit_are_computed_for_each_task(
-    make_learner: Callable[..., Learner], classes: ClassSet, monkeypatch: pytest.MonkeyPatch
+def test_c29_features_that_do_not_fit_are_kept_on_disk_or_computed_for_each_task(
+    make_learner: Callable[..., Learner],
+    classes: ClassSet,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     learner = make_learner(net={"stem_norm": "running"})
-    # 30 images of 4 maps of 4 x 4 doubles.
-    for limit, kept in ((30 * 4 * 16 * 8, True), (30 * 4 * 16 * 8 - 1, False)):
-        monkeypatch.setattr(source_module, "CACHE_BYTES", limit)
-        assert (assert_logits_of_the_tasks(learner, classes).features is not None) is kept
+    room = 30 * 4 * 16 * 8  # images of 4 maps of 4 x 4 doubles
+    monkeypatch.setattr(source_module, "CACHE_BYTES", room)
+    in_memory = assert_logits_of_the_tasks(learner, classes).features
+    monkeypatch.setattr(source_module, "CACHE_BYTES", room - 1)
+    mapped = assert_logits_of_the_tasks(learner, classes, atol=1e-2).features
+    assert in_memory is not None and mapped is not None
+    assert in_memory.dtype == torch.float64 and mapped.dtype == torch.float16
+    torch.testing.assert_close(mapped.double(), in_memory, rtol=2**-11, atol=1e-7)
+    assert not list((tmp_path / "npbml").iterdir())  # the file goes with the process
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=room // 4))
+    assert assert_logits_of_the_tasks(learner, classes).features is None
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("tf32", torch.float16), ("bfloat16", torch.bfloat16)])
+def test_c29_features_are_kept_in_half_precision_where_products_are_rounded_as_much(
+    make_learner: Callable[..., Learner], classes: ClassSet, precision: str, dtype: torch.dtype
+) -> None:
+    learner = make_learner(net={"stem_norm": "running"}).float()
+    source = assert_logits_of_the_tasks(learner, classes, precision, atol=0.3)
+    assert source.features is not None and source.features.dtype == dtype
+    prepared, _ = source.prepare(source.draw(2, generator(0, "draw")))
+    assert {part.dtype for part in prepared} == {torch.float32}
+
+
+def test_sources_with_the_same_stem_share_its_features(
+    make_learner: Callable[..., Learner], classes: ClassSet, ce_only: dict[str, Any]
+) -> None:
+    kept: Features = {}
+    one = TaskSource(make_learner(net={"stem_norm": "running"}), classes, 1, 1, kept=kept)
+    other = TaskSource(make_learner(net={"stem_norm": "running"}, loss=ce_only), classes, 1, 1, kept=kept)
+    assert one.features is other.features and len(kept) == 1
+    changed = make_learner(net={"stem_norm": "running"})
+    changed.network.stem.blocks[0].unit.conv.weight += 0.1
+    assert TaskSource(changed, classes, 1, 1, kept=kept).features is not one.features
+    also = dataclasses.replace(classes, images=classes.images.clone())
+    assert (
+        TaskSource(make_learner(net={"stem_norm": "running"}), also, 1, 1, kept=kept).features is not one.features
+    )
 
 
 def test_c29_features_are_kept_in_the_order_of_the_images(

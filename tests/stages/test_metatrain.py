@@ -173,13 +173,13 @@ def test_a_step_is_on_four_tasks_of_one_shot_or_two_of_five(
     monkeypatch: pytest.MonkeyPatch, shots: int, tasks: int
 ) -> None:
     trainer = trainer_of("maml", meta_batch=None, also={"shots": shots, "queries": 1})
-    seen, draw = [], trainer.train.draw
+    seen, draw = [], trainer.train.draw_from
 
-    def watched(count: int, random: torch.Generator, chosen: Tensor | None) -> Tensor:
-        seen.append(draw(count, random, chosen))
+    def watched(numbers: Tensor, count: int, chosen: Tensor | None) -> Tensor:
+        seen.append(draw(numbers, count, chosen))
         return seen[-1]
 
-    monkeypatch.setattr(trainer.train, "draw", watched)
+    monkeypatch.setattr(trainer.train, "draw_from", watched)
     trainer.step(0)
     assert [part.shape for part in seen] == [(tasks, 3, shots + 1)]
 
@@ -310,9 +310,9 @@ def test_balanced_coverage_deals_every_class_before_any_comes_again() -> None:
     trainer = trainer_of("maml", meta_batch=1, coverage="balanced")
     rounds = len(trainer.train.classes) // 3
     seen = []
-    draw = trainer.train.draw
+    draw = trainer.train.draw_from
     for index in range(rounds):
-        trainer.train.draw = lambda *given: seen.append(given[2]) or draw(*given)  # type: ignore[method-assign]
+        trainer.train.draw_from = lambda *given: seen.append(given[2]) or draw(*given)  # type: ignore[method-assign]
         trainer.step(index)
     dealt = torch.cat(seen).flatten().tolist()
     assert len(dealt) == len(set(dealt)) == rounds * 3

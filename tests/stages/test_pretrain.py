@@ -13,7 +13,7 @@ from npbml.data.tasks import ClassSet, Task
 from npbml.errors import RunError
 from npbml.learner import ImageSpec, Learner
 from npbml.nets.layers import Norm
-from npbml.randomness import generator
+from npbml.randomness import draw_numbers, generator, keys
 from npbml.stages.pretrain import (
     Pretrainer,
     augmented,
@@ -89,9 +89,9 @@ def test_a_step_is_nesterov_sgd_on_the_cross_entropy_of_the_batch() -> None:
     """One step written out: decay, momentum (a buffer that is the gradient), look-ahead."""
     trainer = pretrainer(pretrain={"weight_decay": 0.1, "momentum": 0.8})
     settings, before = trainer.config.pretrain, state(trainer)
-    random = generator(0, "pretrain", 0)
-    chosen = torch.randint(30, (12,), generator=random)
-    images = augmented(trainer.train, settings.augment, random)(chosen)
+    numbers = draw_numbers(generator(0, "pretrain", 0), 2)
+    chosen = keys(numbers[0], 12) % 30
+    images = augmented(trainer.train, settings.augment, numbers[1])(chosen)
     logits = trainer.module["head"](trainer.network(images))
     loss = -logits.log_softmax(1)[torch.arange(12), trainer.train.labels[chosen]].mean()
     names, parameters = zip(*trainer.module.named_parameters(), strict=True)
@@ -265,11 +265,16 @@ def test_pretraining_without_the_warp_unit_has_none() -> None:
 def test_augmentation_is_of_the_training_classes_and_by_the_generator() -> None:
     classes, settings = easy(3, "train", channels=3), PretrainSettings().augment
     indices = torch.tensor([[0, 7], [11, 7]])
-    look = [augmented(classes, settings, generator(seed, "look"))(indices) for seed in (0, 0, 1)]
+    numbers = [draw_numbers(generator(seed, "look"))[0] for seed in (0, 0, 1)]
+    again = augmented(classes, settings, numbers[0])
+    look = [augmented(classes, settings, number)(indices) for number in numbers]
     assert look[0].shape == (2, 2, 3, 16, 16) and look[0].dtype == torch.float32
     assert torch.equal(look[0], look[1]) and not torch.equal(look[0], look[2])
+    assert torch.equal(again(indices), look[0]) and not torch.equal(
+        again(indices), look[0]
+    )  # each call draws anew
     plain = override(Config(), {"pretrain": {"augment": {"crop_scale_low": 1.0, "jitter": 0.0, "flip": False}}})
-    still = augmented(classes, plain.pretrain.augment, generator(0, "look"))(indices)
+    still = augmented(classes, plain.pretrain.augment, numbers[0])(indices)
     torch.testing.assert_close(still, classes.batch(indices), rtol=0, atol=1e-4)
 
 

@@ -10,7 +10,7 @@ from npbml.config import override, preset
 from npbml.data.tasks import ClassSet, Task
 from npbml.errors import RunError
 from npbml.learner import ImageSpec, Learner
-from npbml.randomness import generator
+from npbml.randomness import draw_numbers, generator
 from npbml.stages.pretrain import augmented
 from npbml.stages.relation import RelationTrainer
 
@@ -53,7 +53,8 @@ def test_the_loss_is_the_squared_error_of_the_scores_of_one_episode(augment: boo
     trainer = trainer_of(augment=augment)
     config, random = trainer.config, generator(0, "relation", 4)
     indices = trainer.train.draw(1, 3, 2, 3, random)
-    look = augmented(trainer.train, config.pretrain.augment, random) if augment else None
+    number = draw_numbers(generator(0, "relation", 4), 3)[2]
+    look = augmented(trainer.train, config.pretrain.augment, number) if augment else None
     task = Task(*(part[0] for part in trainer.train.task(indices, 2, look)))
     with torch.no_grad():
         scores = trainer.module(task.support_images, task.support_labels, task.query_images, 3)

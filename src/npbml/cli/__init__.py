@@ -13,13 +13,27 @@ from npbml.cli.labels import classify
 from npbml.cli.lists import methods, settings
 from npbml.cli.screen import Command, console, errors, list_commands, one_speaks
 from npbml.cli.stages import pretrain, relation, run, test, train
+from npbml.cli.tables import report, reproduce
 from npbml.engine.distributed import first_to_fail, joined
 from npbml.errors import NpbmlError, SettingError
 from npbml.stages.loop import Stopped
 
 COMMANDS: dict[str, Command] = {
     command.__name__: command
-    for command in (run, compare, pretrain, relation, train, test, classify, data, methods, settings)
+    for command in (
+        run,
+        compare,
+        reproduce,
+        report,
+        pretrain,
+        relation,
+        train,
+        test,
+        classify,
+        data,
+        methods,
+        settings,
+    )
 }
 
 

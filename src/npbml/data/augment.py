@@ -1,7 +1,7 @@
 """The augmentation of pre-training, on a whole batch at once, where the images are.
 
 Random resized crop, colour jitter and horizontal flip as torchvision defines them. What is random is drawn
-first, on the CPU, so that it does not depend on the device; the rest is a function of images and draws.
+first, from one number; the rest is a function of images and draws.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from npbml.randomness import uniform
 from npbml.settings import setting
 
 _RATIO = (3 / 4, 4 / 3)
@@ -45,32 +46,34 @@ class Variation(NamedTuple):
     """[images, 3]: those of brightness, contrast and saturation."""
 
 
-def augment(images: Tensor, settings: AugmentSettings, generator: torch.Generator) -> Tensor:
+def augment(images: Tensor, settings: AugmentSettings, number: Tensor) -> Tensor:
     """Images uint8, or float in 0..1, [images, channels, height, width] to float32 in 0..1, varied."""
     count, _, height, width = images.shape
-    return vary(images, draw_variation(count, height, width, settings, generator))
+    return vary(images, draw_variation(count, height, width, settings, number))
 
 
-def draw_variation(
-    images: int, height: int, width: int, settings: AugmentSettings, generator: torch.Generator
-) -> Variation:
-    """The random part, on the CPU.
+def draw_variation(images: int, height: int, width: int, settings: AugmentSettings, number: Tensor) -> Variation:
+    """The random part, drawn from a number, where that is: the same on every device, but for rounding.
 
     A crop's area, ratio and place are tried ten times, as torchvision does, but all at once: the first try
     that fits into the image is taken, and where none does, the largest crop in the middle whose ratio is
     allowed. The order of the jitter is drawn for each image.
     """
 
-    def uniform(low: float, high: float, *shape: int) -> Tensor:
-        return low + (high - low) * torch.rand(images, *shape, generator=generator, dtype=torch.float64)
+    draws = uniform(number, images, 2 * _TRIES + 9)
+    areas, ratios, rest, places, factors = draws.split([_TRIES, _TRIES, 3, 3, 3], 1)
+    down, right, mirror = rest.unbind(1)
 
-    area = height * width * uniform(settings.crop_scale_low, 1, _TRIES)
-    ratio = uniform(math.log(_RATIO[0]), math.log(_RATIO[1]), _TRIES).exp()
+    def between(low: float, high: float, draws: Tensor) -> Tensor:
+        return low + (high - low) * draws
+
+    area = height * width * between(settings.crop_scale_low, 1, areas)
+    ratio = between(math.log(_RATIO[0]), math.log(_RATIO[1]), ratios).exp()
     wide, high = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
     fits = (wide >= 1) & (wide <= width) & (high >= 1) & (high <= height)
     first = fits.to(torch.uint8).argmax(1, keepdim=True)
     wide, high = wide.gather(1, first)[:, 0], high.gather(1, first)[:, 0]
-    top, left = ((uniform(0, 1) * (room + 1)).floor() for room in (height - high, width - wide))
+    top, left = (down * (height - high + 1)).floor(), (right * (width - wide + 1)).floor()
 
     whole_width, whole_height = min(width, round(height * _RATIO[1])), min(height, round(width / _RATIO[0]))
     none = ~fits.any(1)
@@ -78,10 +81,9 @@ def draw_variation(
     top = top.masked_fill(none, (height - whole_height) // 2)
     left = left.masked_fill(none, (width - whole_width) // 2)
 
-    mirrored = uniform(0, 1) < (0.5 if settings.flip else 0)
-    order = uniform(0, 1, 3).argsort(1)
-    factors = uniform(1 - settings.jitter, 1 + settings.jitter, 3)
-    return Variation(top, left, high, wide, mirrored, order, factors)
+    mirrored = mirror < (0.5 if settings.flip else 0)
+    factors = between(1 - settings.jitter, 1 + settings.jitter, factors)
+    return Variation(top, left, high, wide, mirrored, places.argsort(1), factors)
 
 
 def vary(images: Tensor, variation: Variation) -> Tensor:

@@ -1,7 +1,6 @@
 """Few-shot tasks as index gathers from one uint8 tensor of images."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from npbml.errors import DataError
+from npbml.randomness import counter, draw_numbers, keys, scattered
 
 LUMA = (0.299, 0.587, 0.114)
 
@@ -88,7 +88,9 @@ class ClassSet:
         classes instead (see `cover`).
         """
         self.check(ways, shots, queries, tasks)
-        return self.draw_from(draw_numbers(generator).to(self.images.device), tasks, ways, shots + queries, chosen)
+        return self.draw_from(
+            draw_numbers(generator, 2).to(self.images.device), tasks, ways, shots + queries, chosen
+        )
 
     def draw_from(
         self, numbers: Tensor, tasks: int, ways: int, images: int, chosen: Tensor | None = None
@@ -98,11 +100,11 @@ class ClassSet:
         starts, counts, most = self._tables
         device = starts.device
         if chosen is None:
-            chosen = _keys(numbers[0], tasks, len(self)).topk(ways).indices
+            chosen = keys(numbers[0], tasks, len(self)).topk(ways).indices
         drawn = chosen.to(device)
-        keys = _keys(numbers[1], tasks, ways, most)
-        keys = keys.masked_fill(torch.arange(most, device=device) >= counts[drawn][..., None], -1)
-        return starts[drawn][..., None] + keys.topk(images).indices
+        order = keys(numbers[1], tasks, ways, most)
+        order = order.masked_fill(torch.arange(most, device=device) >= counts[drawn][..., None], -1)
+        return starts[drawn][..., None] + order.topk(images).indices
 
     @cached_property
     def _tables(self) -> tuple[Tensor, Tensor, int]:
@@ -192,42 +194,6 @@ def _shown_as(images: Tensor, channels: int, size: int) -> Tensor:
 
 def task_noise(indices: Tensor, count: int) -> Tensor:
     """`count` random numbers in (0, 1) for each task, float32 [tasks, count], fixed by which images it has."""
-    task = _scattered(indices.flatten(1) + _steps(indices[0].numel(), indices.device)).sum(1, keepdim=True)
+    task = scattered(indices.flatten(1) + counter(indices[0].numel(), indices.device)).sum(1, keepdim=True)
     # 23 bits and a half: the highest is still below 1 in single precision.
-    return ((_scattered(task + _steps(count, indices.device)) >> 40).float() + 0.5) / 2**23
-
-
-def draw_numbers(generator: torch.Generator) -> Tensor:
-    """What a batch of tasks is drawn from: two numbers, one for the classes and one for the images"""
-    return torch.stack([torch.randint(-(2**62), 2**62, (), generator=generator) for _ in range(2)])
-
-
-def _keys(start: Tensor, *shape: int) -> Tensor:
-    """Random whole numbers, int64 [*shape], none negative; two that are equal do not occur in practice.
-
-    A counter, scattered from a start: whole numbers are computed alike everywhere, so that every device draws the
-    same, and at its own speed.
-    """
-    return _scattered(_steps(math.prod(shape), start.device) + start).view(shape)
-
-
-def _steps(count: int, device: torch.device) -> Tensor:
-    """The counter of splitmix64."""
-    return torch.arange(1, count + 1, device=device) * _signed(0x9E3779B97F4A7C15)
-
-
-def _scattered(z: Tensor) -> Tensor:
-    """The mixing of splitmix64, less the lowest bit: int64, none negative"""
-    z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
-    return _shift(z ^ _shift(z, 31), 1)
-
-
-def _shift(z: Tensor, bits: int) -> Tensor:
-    """To the right, with zeros coming in, which int64 does not do by itself."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(word: int) -> int:
-    """64 bits as int64 has them."""
-    return word - (1 << 64) if word >> 63 else word
+    return ((scattered(task + counter(count, indices.device)) >> 40).float() + 0.5) / 2**23

@@ -1,6 +1,6 @@
 """CUDA graphs: a function of tensors is recorded once and replayed as one launch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,16 @@ WARM_UP = 3  # libraries choose their algorithms and allocate their workspaces i
 
 
 class Captured:
-    """`function(*inputs)`, recorded. Inputs keep their shapes; the outputs are overwritten by the next call."""
+    """`function(*inputs)`, recorded. Inputs keep their shapes; the outputs are overwritten by the next call.
 
-    def __init__(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+    Recording takes some rehearsals. What these change of `state` is put back.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], inputs: Sequence[Tensor], state: Sequence[Tensor] = ()
+    ) -> None:
         self.inputs = [tensor.clone() for tensor in inputs]
+        before = [tensor.detach().clone() for tensor in state]
         # On a side stream throughout: whatever an earlier stream still held would be drawn into the recording.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -22,6 +28,9 @@ class Captured:
             for _ in range(WARM_UP):
                 function(*self.inputs)
         torch.cuda.synchronize()
+        with torch.no_grad():
+            for tensor, value in zip(state, before, strict=True):
+                tensor.copy_(value)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.outputs = function(*self.inputs)
@@ -33,6 +42,30 @@ class Captured:
         return self.outputs
 
 
-def shapes(inputs: Any) -> tuple[tuple[int, ...], ...]:
-    """What must stay as it is for a recording to be used again."""
-    return tuple(tuple(tensor.shape) for tensor in tree_leaves(inputs))
+class Replay:
+    """Functions that are recorded where that is `on`; where it fails, they go on without, and it is said."""
+
+    def __init__(
+        self, what: str, on: bool, say: Callable[[str], None] = lambda words: None, state: Sequence[Tensor] = ()
+    ) -> None:
+        self.what, self.on, self.say, self.state = what, on, say, state
+        self.recorded: dict[Hashable, Captured] = {}
+
+    def __call__(self, function: Callable[..., Any], inputs: Sequence[Tensor], key: Hashable = None) -> Any:
+        """function(*inputs), from the recording for `key` and the shapes of the inputs."""
+        if not self.on:
+            return function(*inputs)
+        key = (key, tuple(tuple(tensor.shape) for tensor in tree_leaves(inputs)))
+        try:
+            if key not in self.recorded:
+                self.recorded[key] = Captured(function, inputs, self.state)
+            return self.recorded[key](*inputs)
+        except (RuntimeError, torch.AcceleratorError) as error:
+            reason = first_line(error)
+            self.say(f"The {self.what} cannot be recorded in a CUDA graph, and goes on without: {reason}")
+            self.on = False
+            return function(*inputs)
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

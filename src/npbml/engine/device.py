@@ -3,6 +3,7 @@
 import os
 
 import torch
+from torch import nn
 
 from npbml.engine.distributed import local_rank, world
 from npbml.errors import SettingError
@@ -53,6 +54,18 @@ def make_reproducible(device: torch.device) -> None:
 def set_precision(precision: str) -> None:
     """Whether a GPU may round what it multiplies in single precision to TF32."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+
+
+def placed(module: nn.Module, device: torch.device) -> None:
+    """Move a network to where it is trained; on a GPU its filters have channels last."""
+    module.to(device)
+    if device.type == "cuda":
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def in_precision(precision: str, device: torch.device) -> torch.autocast:
+    """A context in which convolutions and products are computed in bfloat16, where that is the precision."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
 
 def describe_device(device: torch.device) -> str:

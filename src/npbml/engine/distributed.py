@@ -9,7 +9,7 @@ read them. Where there is one process, nothing is initialised and every function
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from npbml.errors import NpbmlError, SettingError
 
@@ -92,17 +92,6 @@ def mean_over_ranks(tensors: Sequence[Tensor], count: int) -> list[Tensor]:
         return list(tensors)
     number, *sums = sum_over_ranks([tensors[0].new_full((), count), *(count * tensor for tensor in tensors)])
     return [tensor / number for tensor in sums]
-
-
-def sum_gradients(loss: Tensor, parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The loss of which each rank has computed a term; the gradients that the parameters hold are summed alike."""
-    if world()[1] == 1:
-        return loss
-    learned = [parameter for parameter in parameters if parameter.grad is not None]
-    total, *gradients = sum_over_ranks([loss, *(parameter.grad for parameter in learned)])  # type: ignore[list-item]
-    for parameter, gradient in zip(learned, gradients, strict=True):
-        parameter.grad = gradient
-    return total
 
 
 def summed(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from npbml.engine.capture import Replay
 from npbml.engine.distributed import sum_over_ranks, world
 from npbml.engine.source import Source
 from npbml.learner import Learner
@@ -86,9 +87,15 @@ def evaluate(
     return sum_over_ranks([torch.cat(results)])[0]
 
 
-def learner_answers(
-    learners: Learner | Sequence[Learner], source: Source
-) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+Answer = Callable[[Tensor], tuple[Tensor, Tensor]]  # which tasks -> their query predictions and labels
+
+
+def replayed(answer: Answer, replay: Replay | None) -> Answer:
+    """The same answers, recorded where that is possible."""
+    return answer if replay is None else lambda indices: replay(answer, (indices,))
+
+
+def learner_answers(learners: Learner | Sequence[Learner], source: Source, replay: Replay | None = None) -> Answer:
     """Query logits of a learner that adapts to each task; of several, which share all that is frozen, the mean."""
     members = [learners] if isinstance(learners, Learner) else learners
 
@@ -97,4 +104,4 @@ def learner_answers(
         logits = [member.over_tasks(member.logits)(prepared) for member in members]
         return torch.stack(logits).mean(0), labels
 
-    return answer
+    return replayed(answer, replay)

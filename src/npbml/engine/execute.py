@@ -1,7 +1,9 @@
-"""How the meta-gradient of a batch of tasks is computed: together or in a loop, compiled, in less memory."""
+"""How the meta-gradient of a batch of tasks is computed: together or side by side, compiled, in less memory."""
 
+import copy
 from collections.abc import Callable
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -10,21 +12,24 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from npbml.learner import Acts, Learner, Prepared
-from npbml.learner.batches import one_by_one
+from npbml.learner.batches import split
+from npbml.nets.layers import Norm
 from npbml.rule.descend import Parameters, State
 from npbml.rule.objective import Outer
+from npbml.threads import each_in_a_thread
 
 # Small kernels that do not wait for each other become one: on an H200 1,148 launches of a meta-step in place of
 # 1,819, and 4.5 ms in place of 6.3.
 GPU_OPTIONS = {"combo_kernels": True}
 
+Found = tuple[Tensor, ...]  # a loss and its gradient
+
 
 class Executor:
     """The meta-gradient of a learner, as the settings say.
 
-    The mathematics is the learner's: `advance` and `score` of one task. Here they are lifted to a batch of tasks
-    (vmap, or a loop outside), compiled, and recomputed in the backward pass instead of kept. Compiled code is made
-    for one inner step and used for all: five unrolled ones take minutes to compile and gain nothing.
+    Tasks run together, in one vmap, or side by side: each by itself, on a core or a GPU stream of its own. Of
+    `chunk` tasks at a time, if given.
     """
 
     def __init__(
@@ -36,12 +41,83 @@ class Executor:
         chunk: int | None = None,
         backend: str = "inductor",
     ) -> None:
-        self.learner, self.together, self.chunk = learner, together, chunk
+        self.together, self.chunk = together, chunk
+        self.on_gpu = next(learner.parameters()).is_cuda
+        first = Lifted(learner if together else replica(learner), together, compiled, remat, backend)
+        self.compiled = first.compiled
+        # Whoever computes the gradient of a task has the learner to itself meanwhile.
+        self.free: SimpleQueue[Lifted] = SimpleQueue()
+        self.free.put(first)
+        if not together and not self.on_gpu:
+            for _ in range(1, torch.get_num_threads()):
+                self.free.put(first.again())
+
+    def gradient(
+        self, parameters: list[nn.Parameter], prepared: Prepared, labels: Tensor, outer: Outer
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The mean of the outer objective over tasks and its gradient in `parameters`; zero where none is."""
+        tasks = len(labels)
+
+        def found(prepared: Prepared, labels: Tensor) -> Found:
+            lifted = self.free.get()
+            try:
+                loss = lifted.losses(prepared, labels, outer).sum() / tasks
+                gradient = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+                return loss.detach(), *gradient
+            finally:
+                self.free.put(lifted)
+
+        total: list[Tensor] = []
+        for first in range(0, tasks, self.chunk or tasks):
+            some = tree_map(lambda x, a=first: x[a : a + (self.chunk or tasks)], (prepared, labels))
+            for part in [found(*some)] if self.together else self._side_by_side(found, split(some)):
+                total = [a + b for a, b in zip(total, part, strict=True)] if total else list(part)
+        return total[0], total[1:]
+
+    def _side_by_side(self, found: Callable[..., Found], tasks: list[tuple[Any, ...]]) -> list[Found]:
+        return on_streams(found, tasks) if self.on_gpu else each_in_a_thread(found, tasks)
+
+
+def replica(learner: Learner) -> Learner:
+    """The same parameters in modules of their own, for tasks one at a time.
+
+    A functional call puts tensors into the modules for its time: two at once need two sets of modules.
+    """
+    tensors = [*learner.parameters(), *learner.buffers()]
+    other = copy.deepcopy(learner, {id(tensor): tensor for tensor in tensors})
+    for part in other.modules():
+        if isinstance(part, Norm):
+            part.adapts = False  # that is about batches of tasks
+    return other
+
+
+def on_streams(function: Callable[..., Found], tasks: list[tuple[Any, ...]]) -> list[Found]:
+    """function(*task) for every task, each on a stream of its own: a GPU then overlaps their small kernels."""
+    main, results = torch.cuda.current_stream(), []
+    streams = [torch.cuda.Stream() for _ in tasks]
+    for stream, task in zip(streams, tasks, strict=True):
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
+            results.append(function(*task))
+    for stream in streams:
+        main.wait_stream(stream)
+    return results
+
+
+class Lifted:
+    """The outer objective of a learner for a batch of tasks, or for one.
+
+    The mathematics is the learner's: `advance` and `query_loss` of one task. Here they are lifted by vmap,
+    compiled, and recomputed in the backward pass instead of kept. Compiled code is made for one inner step and
+    used for all: five unrolled ones take minutes to compile and gain nothing.
+    """
+
+    def __init__(self, learner: Learner, together: bool, compiled: bool, remat: bool, backend: str) -> None:
+        self.learner, self.together, self.remat = learner, together, remat
         self.names = [name for name, _ in learner.named_parameters()]
         self.shapes = [parameter.shape for parameter in learner.parameters()]
         self.stepwise = (compiled or remat) and steps_can_be_lifted(learner)
         self.compiled = compiled and self.stepwise
-        self.remat = remat
         self.advance, self.score = self._advance, self._score
         if self.compiled:
             gpu = next(learner.parameters()).is_cuda
@@ -49,34 +125,22 @@ class Executor:
             make = partial(torch.compile, dynamic=False, fullgraph=True, backend=backend, **options)
             self.advance, self.score = make(self._advance), make(self._score)
 
-    def gradient(
-        self, parameters: list[nn.Parameter], prepared: Prepared, labels: Tensor, outer: Outer
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The mean of the outer objective over tasks and its gradient in `parameters`; zero where none is."""
-        tasks = len(labels)
-        size = self.chunk or tasks
-        total: Tensor | None = None
-        gradients: list[Tensor] = []
-        for first in range(0, tasks, size):
-            some, theirs = tree_map(lambda x, a=first: x[a : a + size], (prepared, labels))
-            loss = self.losses(some, theirs, outer).sum() / tasks
-            found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-            loss = loss.detach()
-            total = loss if total is None else total + loss
-            gradients = [a + b for a, b in zip(gradients, found, strict=True)] if gradients else list(found)
-        assert total is not None
-        return total, gradients
+    def again(self) -> "Lifted":
+        """The same for another thread. Compiled code does not touch the modules, and is shared."""
+        other = copy.copy(self)
+        other.learner = replica(self.learner)
+        if not self.compiled:
+            other.advance, other.score = other._advance, other._score
+        return other
 
     def losses(self, prepared: Prepared, labels: Tensor, outer: Outer) -> Tensor:
-        """The outer objective of each task, [tasks]"""
+        """The outer objective of each task, [tasks], or of the one task, []."""
         if not self.stepwise:
             loss = partial(self.learner.task_loss, outer=outer)
-            return torch.vmap(loss)(prepared, labels) if self.together else one_by_one(loss, prepared, labels)
+            return (torch.vmap(loss) if self.together else loss)(prepared, labels)
         flat = torch.cat([parameter.flatten() for parameter in self.learner.parameters()])
-        if self.together:
-            return self.learner.unrolled(prepared, labels, outer, self._acts(flat, len(labels)))
-        acts = self._acts(flat, None)
-        return one_by_one(lambda p, y: self.learner.unrolled(p, y, outer, acts), prepared, labels)
+        acts = self._acts(flat, len(labels) if self.together else None)
+        return self.learner.unrolled(prepared, labels, outer, acts)
 
     def _acts(self, flat: Tensor, tasks: int | None) -> Acts:
         """The acts of `tasks` tasks together, or of one.

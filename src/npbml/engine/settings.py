@@ -1,7 +1,9 @@
 """How a meta-step is executed. None of it changes what is computed, but for rounding."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+import torch
 
 from npbml.settings import setting
 
@@ -13,7 +15,7 @@ class EngineSettings:
     """The engine."""
 
     tasks: Literal["auto", "together", "loop"] = setting("auto")
-    """A meta-batch: its tasks together in one vmap, one after another, or what proves faster at first."""
+    """A meta-batch: its tasks together in one vmap, each by itself on a core or GPU stream, or what is faster."""
     chunk: int | None = setting(None, low=1)
     """Tasks that are unrolled at a time, where memory is short; all of them if not given."""
     compile: Choice = setting("auto")
@@ -26,3 +28,13 @@ class EngineSettings:
     """Keep only the state between inner steps and compute the rest again: less memory, and more time."""
     deterministic: bool = setting(True)
     """On a GPU: algorithms that give the same bits every time, so that a resumed run ends the same."""
+
+
+def resolved(settings: EngineSettings, device: torch.device) -> EngineSettings:
+    """The settings with every `auto` but that of the tasks decided."""
+    usual = EngineSettings(compile="on", graph="on", precision="tf32")
+    if device.type != "cuda":
+        usual = EngineSettings(compile="off", graph="off", precision="float32")
+        settings = replace(settings, graph="off")
+    names = ("compile", "graph", "precision")
+    return replace(settings, **{n: getattr(usual, n) for n in names if getattr(settings, n) == "auto"})

@@ -1,20 +1,33 @@
 """Tasks made ready for a learner, with the frozen work done no more often than it must be."""
 
+import hashlib
+import shutil
+import tempfile
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from npbml.data.sinusoid import Sinusoids
+from npbml.data.store import cache_folder
 from npbml.data.tasks import ClassSet, task_noise
+from npbml.engine.device import in_precision
 from npbml.learner import Learner, Prepared
 
-CACHE_BYTES = 4 * 2**30
+CACHE_BYTES = 4 * 2**30  # of a CPU's memory; of a GPU's it may be half of what is free
+# In half precision where products are rounded as much anyway.
+KEPT_AS = {"float32": None, "tf32": torch.float16, "bfloat16": torch.bfloat16}
+
+Features = dict[Any, tuple[Tensor, Tensor | None]]  # images, which are part of the key, and their features
 
 
 class Source(Protocol):
     """Where the tasks of a split come from."""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether tasks are made ready where the learner is, with nothing asked of the host."""
 
     def draw(self, tasks: int, generator: torch.Generator, chosen: Tensor | None = None) -> Tensor:
         """What tells `tasks` tasks apart, [tasks, ...]."""
@@ -27,50 +40,104 @@ class TaskSource:
     """Prepared tasks from one split.
 
     Where the stem normalises by running statistics, an image's features do not depend on its task: they are
-    computed once for the whole split. Otherwise they are computed once for a task.
+    computed once for the whole split, and once for all sources that share `kept`. Otherwise they are computed once
+    for a task.
     """
 
-    def __init__(self, learner: Learner, classes: ClassSet, shots: int, queries: int) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        classes: ClassSet,
+        shots: int,
+        queries: int,
+        precision: str = "float32",
+        kept: Features | None = None,
+    ) -> None:
         self.learner, self.classes, self.shots, self.queries = learner, classes, shots, queries
-        self.features = self._features() if learner.settings.net.stem_norm == "running" else None
+        self.precision = precision
+        self.features: Tensor | None = None
+        if learner.settings.net.stem_norm == "running":
+            kept, key = {} if kept is None else kept, self._key()
+            if key not in kept:
+                kept[key] = classes.images, self._features()
+            self.features = kept[key][1]
+
+    @property
+    def on_device(self) -> bool:
+        return self.features is None or self.features.device == self.classes.images.device
 
     def draw(self, tasks: int, generator: torch.Generator, chosen: Tensor | None = None) -> Tensor:
         """Images of `tasks` tasks, [tasks, ways, shots + queries]; of `chosen` classes, if given."""
         ways = self.learner.settings.ways
         return self.classes.draw(tasks, ways, self.shots, self.queries, generator, chosen)
 
-    def draw_from(self, numbers: Tensor, tasks: int) -> Tensor:
+    def draw_from(self, numbers: Tensor, tasks: int, chosen: Tensor | None = None) -> Tensor:
         """`draw`, from numbers that are where the images are."""
-        return self.classes.draw_from(numbers, tasks, self.learner.settings.ways, self.shots + self.queries)
+        return self.classes.draw_from(
+            numbers, tasks, self.learner.settings.ways, self.shots + self.queries, chosen
+        )
 
     def prepare(self, indices: Tensor, look: Callable[[Tensor], Tensor] | None = None) -> tuple[Prepared, Tensor]:
         """The frozen work of the tasks with these images, and their query labels [tasks, queries].
 
         `look` may show the images in another way than they are, for instance augmented.
         """
+        device = self.classes.images.device
         task = self.classes.task(indices, self.shots, look or self.classes.pixels)
         features = None
         if self.features is not None and look is None:
             support, query = indices[..., : self.shots].flatten(1), indices[..., self.shots :].flatten(1)
-            features = self.features[torch.cat([support, query], 1).to(self.features.device)]
-        prepared = self.learner.prepare_tasks(task, features)
+            features = self.features[torch.cat([support, query], 1).to(self.features.device)].to(device)
+        with in_precision(self.precision, device):
+            prepared = self.learner.prepare_tasks(task, features)
         noise = task_noise(indices, prepared.noise.shape[1])
         return prepared._replace(noise=noise.to(prepared.noise)), task.query_labels
 
+    def _key(self) -> tuple[Any, ...]:
+        """What the features of these images depend on."""
+        known, learner = hashlib.sha256(), self.learner
+        for tensor in (*learner.network.stem.state_dict().values(), learner.mean, learner.deviation):
+            known.update(tensor.cpu().numpy().tobytes())
+        return id(self.classes.images), learner.settings.net.activation, self.precision, known.digest()
+
     @torch.no_grad()
     def _features(self) -> Tensor | None:
-        chunks = self.classes.images.split(512)
-        first = self._stem(chunks[0])
-        if first[0].numel() * first.element_size() * len(self.classes.images) > CACHE_BYTES:
-            return None
-        return torch.cat([first, *(self._stem(chunk) for chunk in chunks[1:])])
+        """The stem's features of every image, in memory or on disk; None where there is no room for them."""
+        images = self.classes.images
+        first = self._stem(images[:512])
+        wanted = KEPT_AS[self.precision] or first.dtype
+        entries = len(images) * first[0].numel()
+        room = torch.cuda.mem_get_info(images.device)[0] // 2 if images.is_cuda else CACHE_BYTES
+        if entries * wanted.itemsize <= room:
+            kept = torch.empty(len(images), *first.shape[1:], dtype=wanted, device=images.device)
+        else:
+            mapped = on_disk(entries)
+            if mapped is None:
+                return None
+            kept = mapped.view(len(images), *first.shape[1:])
+        for start in range(0, len(images), 512):
+            kept[start : start + 512] = self._stem(images[start : start + 512])
+        return kept
 
     def _stem(self, images: Tensor) -> Tensor:
-        return self.learner.network.stem(self.learner.see(images))
+        with in_precision(self.precision, images.device):
+            return self.learner.stem(images)
+
+
+def on_disk(entries: int) -> Tensor | None:
+    """float16 [entries] in a file that is mapped into memory and gone with the process, where there is room."""
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    if entries * torch.float16.itemsize > shutil.disk_usage(folder).free // 2:
+        return None
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        return torch.from_file(file.name, shared=True, size=entries, dtype=torch.float16)
 
 
 class SinusoidSource:
     """Prepared tasks of the sinusoid benchmark."""
+
+    on_device = False  # waves are drawn on the host
 
     def __init__(self, learner: Learner, waves: Sinusoids, device: torch.device) -> None:
         self.learner, self.waves, self.device = learner, waves, device

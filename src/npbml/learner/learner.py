@@ -152,29 +152,34 @@ class Learner(nn.Module):
 
         `features` are the stem's of support and query, for a stem whose items do not see each other.
         """
-        settings, stem = self.settings.inner, self.network.stem
-        support, query = self.see(task.support_images), self.see(task.query_images)
-        joint = torch.cat([support, query])
-        parts = {"joint": slice(None), "support": slice(len(support)), "query": slice(len(support), None)}
+        settings, dtype, count = self.settings.inner, self.mean.dtype, len(task.support_images)
+        joint = torch.cat([task.support_images, task.query_images])
+        parts = {"joint": slice(None), "support": slice(count), "query": slice(count, None)}
         inner, final = (
-            stem(joint[part]) if features is None else features[part]
+            self.stem(joint[part]) if features is None else features[part].to(dtype)
             for part in (parts[settings.batch], parts[final_batch or settings.final_batch])
         )
-        if self.relation is None:
-            scores = query.new_zeros(len(query), 0)
-        else:
-            scores = self.relation(support, task.support_labels, query, outputs)
+        scores = self.mean.new_zeros(len(task.query_images), 0)
+        if self.relation is not None:
+            support, query = self.see(joint).tensor_split([count])
+            scores = self.relation(support, task.support_labels, query, outputs).to(dtype)
         # Without a draw the middle of the range: of random masks, the likelier value.
-        noise = query.new_full((self.precondition.noise,), 0.5)
-        return Prepared(inner, final, self._target(task.support_labels, outputs, inner.dtype), scores, noise)
+        noise = self.mean.new_full((self.precondition.noise,), 0.5)
+        return Prepared(inner, final, self._target(task.support_labels, outputs, dtype), scores, noise)
+
+    def stem(self, images: Tensor) -> Tensor:
+        """What the frozen blocks make of images."""
+        seen = self.see(images)
+        if seen.is_cuda and seen.shape[-1] > 1:
+            seen = seen.contiguous(memory_format=torch.channels_last)
+        return self.network.stem(seen).to(self.mean.dtype)
 
     def prepare_tasks(self, tasks: Task, features: Tensor | None = None, outputs: int | None = None) -> Prepared:
         """The frozen work of a batch of tasks, of the learner's own number of ways if none is given."""
         prepare = partial(self.prepare, outputs or self.settings.outputs)
         given = (tasks,) if features is None else (tasks, features)
-        # On a CPU vmap would only add copies to convolutions that need no gradient.
-        on_cpu = tasks.support_images.device.type == "cpu"
-        return stacked(each_in_a_thread(prepare, split(given))) if on_cpu else self.over_tasks(prepare)(*given)
+        # vmap would only add copies to convolutions that need no gradient, and take memory for all tasks at once.
+        return stacked(each_in_a_thread(prepare, split(given), tasks.support_images.device.type == "cpu"))
 
     def logits(self, prepared: Prepared) -> Tensor:
         """Query logits of one task after adaptation, from its frozen work."""

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from npbml.config import Config
-from npbml.data.tasks import draw_numbers
 from npbml.engine.ahead import Ahead
+from npbml.engine.capture import Replay
 from npbml.engine.distributed import check_share, mine
 from npbml.engine.evaluate import MEASURES, evaluate, learner_answers
 from npbml.engine.metastep import MetaStep, Work
 from npbml.engine.source import Source, TaskSource
 from npbml.errors import RunError, SettingError
 from npbml.learner import GROUPS, Learner, Prepared
-from npbml.randomness import generator
+from npbml.randomness import draw_numbers, generator
 from npbml.stages.pretrain import augmented
 from npbml.threads import one_core
 
@@ -28,15 +28,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "sgd": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
 }
-
-
-def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Have an optimiser keep on the device all that a recording of its step must find changed there."""
-    for part in optimizer.param_groups:
-        part["lr"] = torch.tensor(part["lr"], device=device)
-        part["fused"], part["foreach"] = True, False  # one launch for all parameters
-        if "capturable" in part:
-            part["capturable"] = True
 
 
 def as_they_are(*tensors: Tensor) -> tuple[Prepared, Tensor]:
@@ -75,18 +66,12 @@ class MetaTrainer:
             engine = replace(engine, compile="off")
         self.meta_step = MetaStep(learner, self.optimizer, engine, settings.clip, settings.clip_at, say)
         self.notes = self.meta_step.notes
-        if self.meta_step.settings.graph == "on":
-            make_capturable(self.optimizer, device)
+        self.answers = Replay("validation", self.meta_step.settings.graph == "on" and val.on_device, say)
         self.ahead = Ahead(self._prepare) if settings.ahead and device.type == "cpu" else None
 
     def step(self, index: int) -> dict[str, float]:
         outer = self.module.outer(index / self.config.train.steps)
-        for part in self.optimizer.param_groups:
-            rate = self.rates[part["name"]] * self._schedule(index)
-            if isinstance(part["lr"], Tensor):
-                part["lr"].fill_(rate)
-            else:
-                part["lr"] = rate
+        self.meta_step.step.set_rate(lambda part: self.rates[part["name"]] * self._schedule(index))
         try:
             with nullcontext() if self.ahead is None else one_core():
                 loss = self.meta_step(*self._work(index), outer)
@@ -99,7 +84,7 @@ class MetaTrainer:
 
     def validate(self) -> float:
         settings, together = self.config.train, self.config.test.together
-        measure, answer = MEASURES[self.config.target], learner_answers(self.module, self.val)
+        measure, answer = MEASURES[self.config.target], learner_answers(self.module, self.val, self.answers)
         tasks = settings.validation_tasks
         per_task = evaluate(answer, self.val.draw, tasks, together, self.config.seed, "validation", measure)
         return measure.over(per_task).mean
@@ -108,35 +93,38 @@ class MetaTrainer:
         return self.module.state_dict()
 
     def _work(self, index: int) -> tuple[Work, tuple[Tensor, ...]]:
-        """What makes the tasks of a step, and from which tensors: two numbers where that is all it takes, so that
-        a GPU records the drawing as well; else the frozen work itself."""
-        config, source = self.config.train, self.train
-        if isinstance(source, TaskSource) and self._on_gpu and not config.augment and config.coverage == "random":
-            numbers = draw_numbers(generator(self.config.seed, "train", index)).to(source.classes.images.device)
-            return self._draw_and_prepare, (numbers,)
+        """What makes the tasks of a step, and from which tensors: three numbers where that is all it takes, so
+        that a GPU records the drawing as well; else the frozen work itself."""
+        source, balanced = self.train, self.config.train.coverage == "balanced"
+        if isinstance(source, TaskSource) and source.on_device and not balanced and self.meta_step.step.replay.on:
+            return self._draw_and_prepare, (self._numbers(index).to(source.classes.images.device),)
         prepared, labels = self._prepare(index) if self.ahead is None else self.ahead.take(index)
         return as_they_are, (*prepared, labels)
 
-    @property
-    def _on_gpu(self) -> bool:
-        return next(self.module.parameters()).is_cuda
+    def _numbers(self, index: int) -> Tensor:
+        """What the classes, the images and the augmentation of a step are drawn from."""
+        seed = self.config.seed
+        return torch.cat(
+            [draw_numbers(generator(seed, "train", index), 2), draw_numbers(generator(seed, "augment", index))]
+        )
 
-    def _draw_and_prepare(self, numbers: Tensor) -> tuple[Prepared, Tensor]:
-        assert isinstance(self.train, TaskSource)
-        tasks = self.config.meta_batch
-        return self.train.prepare(self.train.draw_from(numbers, tasks)[mine(tasks)])
+    def _draw_and_prepare(self, numbers: Tensor, chosen: Tensor | None = None) -> tuple[Prepared, Tensor]:
+        config, source, tasks = self.config, self.train, self.config.meta_batch
+        assert isinstance(source, TaskSource)
+        look = None
+        if config.train.augment:
+            look = augmented(source.classes, config.pretrain.augment, numbers[2], tasks)
+        return source.prepare(source.draw_from(numbers, tasks, chosen)[mine(tasks)], look)
 
     def _prepare(self, index: int) -> tuple[Prepared, Tensor]:
         config, source, tasks = self.config, self.train, self.config.meta_batch
-        chosen, look = None, None
-        if isinstance(source, TaskSource) and config.train.coverage == "balanced":
+        if not isinstance(source, TaskSource):
+            return source.prepare(source.draw(tasks, generator(config.seed, "train", index))[mine(tasks)])
+        chosen = None
+        if config.train.coverage == "balanced":
             rounds = partial(generator, config.seed, "cover")
             chosen = source.classes.cover(index * tasks, tasks, config.ways, rounds)
-        if isinstance(source, TaskSource) and config.train.augment:
-            random = generator(config.seed, "augment", index)
-            look = augmented(source.classes, config.pretrain.augment, random, tasks)
-        indices = source.draw(tasks, generator(config.seed, "train", index), chosen)
-        return source.prepare(indices[mine(tasks)], look)
+        return self._draw_and_prepare(self._numbers(index).to(source.classes.images.device), chosen)
 
     def _schedule(self, index: int) -> float:
         progress = index / self.config.train.steps

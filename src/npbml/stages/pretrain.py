@@ -1,6 +1,7 @@
 """Pre-training: the encoder learns to tell all training classes apart."""
 
 from collections.abc import Callable, Mapping
+from itertools import count
 from typing import Any
 
 import torch
@@ -10,15 +11,20 @@ from torch import Tensor, nn
 from npbml.config import Config
 from npbml.data.augment import AugmentSettings, Variation, draw_variation, vary
 from npbml.data.tasks import ClassSet, Task
-from npbml.engine.distributed import check_share, mine, sum_gradients, summed, world
-from npbml.engine.evaluate import ACCURACY, evaluate
+from npbml.engine.capture import Replay
+from npbml.engine.device import in_precision, placed, set_precision
+from npbml.engine.distributed import check_share, mine, sum_over_ranks, summed, world
+from npbml.engine.evaluate import ACCURACY, evaluate, replayed
+from npbml.engine.settings import resolved
+from npbml.engine.step import GradientStep
 from npbml.errors import RunError
 from npbml.learner import ImageSpec
 from npbml.learner.build import encoder
 from npbml.learner.settings import image_spec
 from npbml.nets.layers import Norm, freeze, initialise, set_norm
 from npbml.nets.network import Network
-from npbml.randomness import generator
+from npbml.randomness import draw_numbers, generator, keys, scattered
+from npbml.rule.loss import one_hot
 from npbml.rule.warp import Warp
 from npbml.stages.settings import PretrainSettings
 from npbml.threads import each_in_a_thread
@@ -30,13 +36,22 @@ class Pretrainer:
     Of several ranks each takes a part of the batch, and batch norm the statistics of all of it.
     """
 
-    def __init__(self, config: Config, train: ClassSet, val: ClassSet, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: Config,
+        train: ClassSet,
+        val: ClassSet,
+        device: torch.device,
+        say: Callable[[str], None] = lambda words: None,
+    ) -> None:
         self.config, self.train, self.val, self.labels = config, train, val, train.labels
+        self.engine, self.device = resolved(config.engine, device), device
+        set_precision(self.engine.precision)
         self.network = pretrain_network(config, image_spec(train))
         head = nn.Linear(self.network.width, len(train))
         self.module = nn.ModuleDict({"network": self.network, "head": head})
         initialise(self.module, config.init.std, generator(config.seed, "pretrain"))
-        self.module.to(device)
+        placed(self.module, device)
         set_norm(self.network, "track")
         settings = config.pretrain
         check_share("pretrain.batch", settings.batch)
@@ -44,30 +59,41 @@ class Pretrainer:
             if isinstance(part, Norm) and world()[1] > 1:
                 part.total = summed
         self.optimizer = torch.optim.SGD(
-            self.module.parameters(),
+            [parameter for parameter in self.module.parameters() if parameter.requires_grad],
             lr=settings.lr,
             momentum=settings.momentum,
             nesterov=settings.momentum > 0,
             weight_decay=settings.weight_decay,
         )
         self.notes: dict[str, Any] = {}
+        graph = self.engine.graph == "on" and world()[1] == 1  # of several ranks, batch norm waits for the others
+        self.gradient_step = GradientStep(
+            self.optimizer, "pre-training step", graph, state=self.module.buffers(), say=say
+        )
+        self.answers = Replay("validation", graph, say)
 
     def step(self, index: int) -> dict[str, float]:
-        settings, random = self.config.pretrain, generator(self.config.seed, "pretrain", index)
-        chosen = torch.randint(len(self.train.images), (settings.batch,), generator=random)[mine(settings.batch)]
-        images = augmented(self.train, settings.augment, random, settings.batch)(chosen)
-        loss = F.cross_entropy(self.module["head"](self.network(images)), self.labels[chosen.to(images.device)])
-        loss = loss * (len(chosen) / settings.batch)
-        rate = learning_rate(settings, index)
-        for part in self.optimizer.param_groups:
-            part["lr"] = rate
-        self.optimizer.zero_grad()
-        loss.backward()
-        value = sum_gradients(loss, self.module.parameters()).item()
+        settings, step = self.config.pretrain, self.gradient_step
+        numbers = draw_numbers(generator(self.config.seed, "pretrain", index), 2).to(self.train.images.device)
+        loss, *gradients = sum_over_ranks(step.find(self._gradient, (numbers,)))
+        value, rate = loss.item(), learning_rate(settings, index)
         if not value < float("inf"):
             raise RunError(f"The pre-training loss is {value} at step {index + 1}: lower pretrain.lr.")
-        self.optimizer.step()
+        step.set_rate(lambda part: rate)
+        step.apply(gradients)
         return {"loss": value, "lr": rate}
+
+    def _gradient(self, numbers: Tensor) -> list[Tensor]:
+        """This rank's part of the loss of the batch drawn from two numbers, and the gradient of it."""
+        settings, classes = self.config.pretrain, self.train
+        chosen = (keys(numbers[0], settings.batch) % len(classes.images))[mine(settings.batch)]
+        images = augmented(classes, settings.augment, numbers[1], settings.batch)(chosen)
+        if images.is_cuda:
+            images = images.contiguous(memory_format=torch.channels_last)
+        with in_precision(self.engine.precision, self.device):
+            logits = self.module["head"](self.network(images)).to(images.dtype)
+        loss = F.cross_entropy(logits, self.labels[chosen]) * (len(chosen) / settings.batch)
+        return [loss.detach(), *torch.autograd.grad(loss, self.gradient_step.parameters)]
 
     def validate(self) -> float:
         settings = self.config.pretrain
@@ -79,6 +105,7 @@ class Pretrainer:
             settings.validation_shots,
             settings.validation_tasks,
             "validation",
+            self.answers,
         )
         set_norm(self.network, "track")
         return ACCURACY.over(per_task).mean
@@ -88,18 +115,21 @@ class Pretrainer:
 
 
 def augmented(
-    classes: ClassSet, settings: AugmentSettings, random: torch.Generator, whole: int | None = None
+    classes: ClassSet, settings: AugmentSettings, number: Tensor, whole: int | None = None
 ) -> Callable[[Tensor], Tensor]:
     """A function of indices [rows, *]: their images, augmented and normalised, [rows, *, C, H, W].
 
-    Where the rows are this rank's of a `whole` batch, what is random is drawn for all of it, as by one process.
+    Each call draws anew. Where the rows are this rank's of a `whole` batch, what is random is drawn for all of it,
+    as by one process.
     """
+    calls = count()
 
     def look(indices: Tensor) -> Tensor:
+        drawn_from = scattered(number + next(calls))
         images = classes.pixels(indices.flatten())
         rows, part = (len(indices), slice(None)) if whole is None else (whole, mine(whole))
         height, width = images.shape[-2:]
-        drawn = draw_variation(rows * indices[0].numel(), height, width, settings, random)
+        drawn = draw_variation(rows * indices[0].numel(), height, width, settings, drawn_from)
         variation = Variation(*(field.unflatten(0, (rows, -1))[part].flatten(0, 1) for field in drawn))
         return classes.normalise(vary(images, variation)).unflatten(0, tuple(indices.shape))
 
@@ -124,7 +154,13 @@ def use_norms(network: Network, config: Config) -> None:
 
 
 def prototype_accuracies(
-    network: Network, config: Config, classes: ClassSet, shots: int, tasks: int, purpose: str
+    network: Network,
+    config: Config,
+    classes: ClassSet,
+    shots: int,
+    tasks: int,
+    purpose: str,
+    replay: Replay | None = None,
 ) -> Tensor:
     """Accuracy of each task by the nearest class mean of the embeddings, [tasks]."""
     ways, queries = config.ways, config.queries
@@ -134,23 +170,25 @@ def prototype_accuracies(
         tasks = [
             (network, Task(*task), ways, config.pretrain.prototype_batch) for task in zip(*batch, strict=True)
         ]
-        return torch.stack(each_in_a_thread(prototype_logits, tasks)), batch.query_labels
+        logits = each_in_a_thread(prototype_logits, tasks, batch.query_labels.device.type == "cpu")
+        return torch.stack(logits), batch.query_labels
 
     def draw(count: int, random: torch.Generator) -> Tensor:
         return classes.draw(count, ways, shots, queries, random)
 
-    return evaluate(answer, draw, tasks, config.test.together, config.seed, purpose)
+    return evaluate(replayed(answer, replay), draw, tasks, config.test.together, config.seed, purpose)
 
 
 @torch.no_grad()
 def prototype_logits(network: Network, task: Task, ways: int, batch: str) -> Tensor:
     """Minus the squared distance of each query embedding to each class mean: [queries, ways]"""
-    count = len(task.support_images)
+    shots = len(task.support_images)
     if batch == "joint":
-        support, query = network(torch.cat([task.support_images, task.query_images])).tensor_split([count])
+        support, query = network(torch.cat([task.support_images, task.query_images])).tensor_split([shots])
     else:
         support, query = network(task.support_images), network(task.query_images)
-    prototypes = torch.stack([support[task.support_labels == label].mean(0) for label in range(ways)])
+    members = one_hot(task.support_labels, ways, support.dtype)
+    prototypes = (members / members.sum(0)).T @ support
     return -torch.cdist(query, prototypes).square()
 
 

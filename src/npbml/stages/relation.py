@@ -1,19 +1,23 @@
 """The relation network's own training: squared error of the scores to the one-hot labels (docs/method.md)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from npbml.config import Config
 from npbml.data.tasks import ClassSet, Task
-from npbml.engine.evaluate import ACCURACY, evaluate
+from npbml.engine.capture import Replay
+from npbml.engine.device import in_precision, placed, set_precision
+from npbml.engine.evaluate import ACCURACY, evaluate, replayed
+from npbml.engine.settings import resolved
+from npbml.engine.step import GradientStep
 from npbml.errors import RunError
 from npbml.nets.layers import initialise
 from npbml.nets.relation import RelationNetwork
-from npbml.randomness import generator
+from npbml.randomness import draw_numbers, generator
 from npbml.rule.loss import one_hot
 from npbml.stages.pretrain import augmented
 
@@ -24,47 +28,66 @@ class RelationTrainer:
     One episode is little to divide: of several ranks each takes the same step.
     """
 
-    def __init__(self, config: Config, train: ClassSet, val: ClassSet, device: torch.device) -> None:
-        self.config, self.train, self.val = config, train, val
+    def __init__(
+        self,
+        config: Config,
+        train: ClassSet,
+        val: ClassSet,
+        device: torch.device,
+        say: Callable[[str], None] = lambda words: None,
+    ) -> None:
+        self.config, self.train, self.val, self.device = config, train, val, device
+        self.engine = resolved(config.engine, device)
+        set_precision(self.engine.precision)
         self.module = RelationNetwork(train.images.shape[1], config.relation)
         initialise(self.module, config.init.std, generator(config.seed, "relation"))
-        self.module.to(device)
+        placed(self.module, device)
         self.optimizer = torch.optim.Adam(self.module.parameters(), lr=config.relation.lr)
         self.notes: dict[str, Any] = {}
+        graph, clip_at = self.engine.graph == "on", config.relation.clip_norm
+        self.gradient_step = GradientStep(
+            self.optimizer, "relation network's step", graph, "norm" if clip_at else "none", clip_at, say=say
+        )
+        self.answers = Replay("validation", graph, say)
 
     def step(self, index: int) -> dict[str, float]:
-        config, random = self.config, generator(self.config.seed, "relation", index)
-        indices = self.train.draw(1, config.ways, config.shots, config.queries, random)
-        look = augmented(self.train, config.pretrain.augment, random) if config.relation.augment else None
-        task = Task(*(part[0] for part in self.train.task(indices, config.shots, look)))
-        scores = self.module(task.support_images, task.support_labels, task.query_images, config.ways)
-        loss = F.mse_loss(scores, one_hot(task.query_labels, config.ways, scores.dtype))
-        self.optimizer.zero_grad()
-        loss.backward()
+        numbers = draw_numbers(generator(self.config.seed, "relation", index), 3).to(self.train.images.device)
+        loss, *gradients = self.gradient_step.find(self._gradient, (numbers,))
         value = loss.item()
         if not value < float("inf"):
             raise RunError(f"The relation network's loss is {value} at step {index + 1}: lower relation.lr.")
-        if config.relation.clip_norm:
-            nn.utils.clip_grad_norm_(self.module.parameters(), config.relation.clip_norm)
-        self.optimizer.step()
+        self.gradient_step.apply(gradients)
         return {"loss": value}
+
+    def _gradient(self, numbers: Tensor) -> list[Tensor]:
+        """The loss of the episode drawn from three numbers, and its gradient."""
+        config, classes = self.config, self.train
+        indices = classes.draw_from(numbers, 1, config.ways, config.shots + config.queries)
+        look = augmented(classes, config.pretrain.augment, numbers[2]) if config.relation.augment else None
+        task = Task(*(part[0] for part in classes.task(indices, config.shots, look)))
+        scores = self._scores(task)
+        loss = F.mse_loss(scores, one_hot(task.query_labels, config.ways, scores.dtype))
+        return [loss.detach(), *torch.autograd.grad(loss, self.gradient_step.parameters)]
+
+    def _scores(self, task: Task) -> Tensor:
+        with in_precision(self.engine.precision, self.device):
+            scores = self.module(task.support_images, task.support_labels, task.query_images, self.config.ways)
+        return scores.to(task.query_images.dtype)
 
     def validate(self) -> float:
         config = self.config
 
         def answer(indices: Tensor) -> tuple[Tensor, Tensor]:
             batch = self.val.task(indices, config.shots)
-            scores = [
-                self.module(task.support_images, task.support_labels, task.query_images, config.ways)
-                for task in (Task(*parts) for parts in zip(*batch, strict=True))
-            ]
+            scores = [self._scores(Task(*parts)) for parts in zip(*batch, strict=True)]
             return torch.stack(scores), batch.query_labels
 
         def draw(count: int, random: torch.Generator) -> Tensor:
             return self.val.draw(count, config.ways, config.shots, config.queries, random)
 
         tasks, together = config.relation.validation_tasks, config.test.together
-        return ACCURACY.over(evaluate(answer, draw, tasks, together, config.seed, "validation")).mean
+        per_task = evaluate(replayed(answer, self.answers), draw, tasks, together, config.seed, "validation")
+        return ACCURACY.over(per_task).mean
 
     def result(self) -> Mapping[str, Tensor]:
         return self.module.state_dict()

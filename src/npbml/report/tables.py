@@ -1,0 +1,210 @@
+"""The paper's tables beside ours: in Markdown, in HTML and in a terminal."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import hypot
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from npbml.engine.evaluate import ACCURACY, Accuracy
+from npbml.report.paper import TableCell, paper_tables
+from npbml.report.terminal import with_interval
+from npbml.reproduce import Result
+
+NONE = "-"
+LEGEND = (
+    "Accuracy in percent on tasks of the test classes. Ours is the mean of the seeds, with the 95 % interval over "
+    "the test tasks of all of them; where there are several seeds, the best is above the worst by what stands in "
+    "brackets. The column tasks has the number for each seed. The interval of a difference is that of two "
+    "independent figures."
+)
+COLUMNS = ("row", "method", "data set", "network", "shots", "protocol", "ours", "seeds", "tasks", "paper")
+DIFFERENCE = "ours minus paper"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A cell, and our results for it under one protocol; there may be none."""
+
+    cell: TableCell
+    protocol: str = NONE
+    results: tuple[Result, ...] = ()
+
+    @property
+    def ours(self) -> Accuracy | None:
+        """The mean of the seeds, and its interval over the tasks of all of them."""
+        if not self.results:
+            return None
+        count = len(self.results)
+        mean = sum(result.accuracy for result in self.results) / count
+        return Accuracy(mean, hypot(*(result.ci95 for result in self.results)) / count)
+
+    @property
+    def difference(self) -> Accuracy | None:
+        """Ours minus the paper's."""
+        ours, paper = self.ours, self.cell.paper
+        if ours is None or paper is None:
+            return None
+        return Accuracy(ours.mean - paper.mean, hypot(ours.ci95, paper.ci95))
+
+    @property
+    def spread(self) -> str:
+        """How far the seeds are apart, in brackets, where there are several."""
+        found = [result.accuracy for result in self.results]
+        return f" ({max(found) - min(found):.2f})" if len(found) > 1 else ""
+
+    @property
+    def tasks(self) -> str:
+        counts = sorted({result.tasks for result in self.results})
+        return " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]]))) if counts else NONE
+
+    def texts(self) -> dict[str, str]:
+        """What stands in each column."""
+        cell, seeds = self.cell, len(self.results)
+        where = (cell.system, cell.name, cell.dataset, cell.backbone, str(cell.shots), self.protocol)
+        ours = shown(self.ours) + self.spread
+        values = (*where, ours, str(seeds or NONE), self.tasks, shown(cell.paper))
+        return dict(zip(COLUMNS, values, strict=True)) | {DIFFERENCE: shown(self.difference, signed=True)}
+
+
+def shown(figure: Accuracy | None, signed: bool = False) -> str:
+    return with_interval(ACCURACY, *figure, signed=signed) if figure else NONE
+
+
+def mean(figure: Accuracy | None, signed: bool = False) -> str:
+    return f"{figure.mean:{'+' if signed else ''}.2f}" if figure else NONE
+
+
+def lines_of(cells: Iterable[TableCell], results: Sequence[Result]) -> list[Line]:
+    """A line for each cell and protocol that has results, and an empty one for a cell that has none.
+
+    Results of other protocols, or with other changes in one, are never averaged together.
+    """
+    lines, marks = [], _marks(results)
+    for cell in cells:
+        groups: dict[str, list[Result]] = {}
+        for result in results:
+            if result.cell.key == cell.key:
+                groups.setdefault(result.protocol + marks[result.changed], []).append(result)
+        lines += [Line(cell, protocol, tuple(group)) for protocol, group in groups.items()] or [Line(cell)]
+    return lines
+
+
+def _marks(results: Iterable[Result]) -> dict[str, str]:
+    """A number in brackets for each set of changed settings."""
+    changes = dict.fromkeys(result.changed for result in results if result.changed)
+    return {"": ""} | {changed: f" [{number}]" for number, changed in enumerate(changes, 1)}
+
+
+def notes(results: Iterable[Result]) -> list[str]:
+    """What the numbers in brackets behind a protocol stand for."""
+    return [f"{mark.strip()}: with {changed}." for changed, mark in _marks(results).items() if changed]
+
+
+def sections(results: Sequence[Result]) -> dict[str, list[Line]]:
+    """The lines of each table by its title; last, where there are any, of results that are in no table."""
+    tables = paper_tables().values()
+    found = {table.title: lines_of(table.cells, results) for table in tables}
+    known = {cell.key for table in tables for cell in table.cells}
+    others = dict.fromkeys(result.cell for result in results if result.cell.key not in known)
+    return found | ({"In no table of the paper": lines_of(others, results)} if others else {})
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """One document with every table."""
+    parts = ["# The paper's tables, and ours", LEGEND]
+    for title, lines in sections(results).items():
+        parts += [f"## {title}", "\n".join(markdown_table(lines, (*COLUMNS, DIFFERENCE)))]
+    return "\n\n".join([*parts, *notes(results)]) + "\n"
+
+
+def markdown_table(lines: Sequence[Line], columns: Sequence[str]) -> list[str]:
+    rows = [[line.texts()[name].replace("|", "\\|") for name in columns] for line in lines]
+    return [f"| {' | '.join(row)} |" for row in [list(columns), ["---"] * len(columns), *rows]]
+
+
+def summary(results: Sequence[Result]) -> list[str]:
+    """The cells of NPBML alone, as lines of Markdown for the README."""
+    cells = [
+        cell for name in ("table1", "table2") for cell in paper_tables()[name].cells if cell.method == "npbml"
+    ]
+    columns = [name for name in (*COLUMNS, DIFFERENCE) if name not in ("row", "method")]
+    used = [result for line in lines_of(cells, results) for result in line.results]
+    if not used:
+        return ["None of NPBML's cells in Tables 1 and 2 has been run with `npbml reproduce` yet."]
+    below = [part for note in notes(used) for part in ("", note)]
+    return ["NPBML, 5-way. " + LEGEND, "", *markdown_table(lines_of(cells, used), columns), *below]
+
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1b3a4b; max-width: 75rem; margin: 2rem auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .15rem .7rem; text-align: left; border-bottom: 1px solid #dde3e8; white-space: nowrap; }
+tr.none { color: #8d99ae; }
+img { max-width: 100%; margin: 1rem 0; }
+"""
+
+
+def html(results: Sequence[Result]) -> str:
+    """One page with every table and its picture, and nothing that lies elsewhere."""
+    from npbml.report.tables_picture import picture_of  # matplotlib is slow to load
+
+    parts = []
+    for title, lines in sections(results).items():
+        parts += [f"<h2>{escape(title)}</h2>", _html_table(lines)]
+        if any(line.results for line in lines):
+            parts.append(f'<img alt="{escape(title)}, ours and the paper\'s" src="{picture_of(lines)}">')
+    title = "The paper's tables, and ours"
+    return "\n".join(
+        [
+            f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>',
+            f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<p>{escape(LEGEND)}</p>",
+            *parts,
+            *(f"<p>{escape(note)}</p>" for note in notes(results)),
+            "</body>\n</html>\n",
+        ]
+    )
+
+
+def _html_table(lines: Sequence[Line]) -> str:
+    columns = (*COLUMNS, DIFFERENCE)
+    rows = [f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in columns)}</tr>"]
+    for line in lines:
+        cells = "".join(f"<td>{escape(text)}</td>" for text in line.texts().values())
+        rows.append(f"<tr>{cells}</tr>" if line.results else f'<tr class="none">{cells}</tr>')
+    return "\n".join(["<table>", *rows, "</table>"])
+
+
+def terminal_tables(results: Sequence[Result]) -> RenderableType:
+    """The cells that have results."""
+    parts: list[RenderableType] = []
+    for title, lines in sections(results).items():
+        found = [line for line in lines if line.results]
+        if found:
+            parts += [Text(title), terminal_table(found), ""]
+    return Group(*parts, *map(Text, notes(results)))
+
+
+def terminal_table(lines: Sequence[Line]) -> Table:
+    table = plain_table("row", "data set", "net", "shots", "protocol", "ours", "seeds", "paper", "minus\npaper")
+    for line in lines:
+        texts = line.texts()
+        table.add_row(
+            *(Text(texts[name]) for name in ("row", "data set", "network", "shots", "protocol")),
+            shown(line.ours),
+            texts["seeds"],
+            mean(line.cell.paper),
+            mean(line.difference, signed=True),
+        )
+    return table
+
+
+def plain_table(*columns: str) -> Table:
+    """An empty table that is as narrow as it can be."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for name in columns:
+        table.add_column(name, overflow="fold", no_wrap=name in ("row", "data set", "ours"))
+    return table

@@ -1,0 +1,169 @@
+"""The cells of the paper's tables as jobs: what is run for each, where, and the file of its result."""
+
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from npbml.config import Config, differences, method_config, override, preset
+from npbml.environment import environment
+from npbml.errors import RunError, SettingError
+from npbml.files import read_json, write_json
+from npbml.methods import merged
+from npbml.report.paper import VARIATIONS, TableCell
+from npbml.runs import Run, read_config
+from npbml.settings import describe, from_dict, to_dict
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cell, run with one seed under one protocol."""
+
+    cell: TableCell
+    config: Config
+    changes: dict[str, Any]
+    """The settings, by full name, that are not the protocol's."""
+    folder: Path
+    """The run folder. Cells that differ in the method alone share it, and with it the encoder."""
+    file: Path
+    """The file of the result."""
+
+    @property
+    def title(self) -> str:
+        cell, config = self.cell, self.config
+        where = f"{cell.dataset}, {cell.backbone}, {cell.shots}-shot"
+        return f"{cell.name}, {where}, {config.protocol}, seed {config.seed}"
+
+    def done(self) -> bool:
+        """Whether there is a result, over as many test tasks as are asked for."""
+        if not self.file.exists():
+            return False
+        result = read_result(self.file)
+        changed = differences(method_config(self.config, self.cell.method), _config_of(self.file))
+        _refuse(f"{self.file} has a result with", changed, "results")
+        return result.tasks >= self.config.test.tasks
+
+    def check_folder(self) -> None:
+        """Refuse a run folder that was begun with other settings."""
+        if (self.folder / "config.json").exists():
+            _refuse(f"{self.folder} is a run with", differences(self.config, read_config(self.folder)), "runs")
+
+    def keep(self, run: Run, record: Mapping[str, Any]) -> None:
+        """Write the result: the record of the test, and all that it came from."""
+        result = {
+            **record,
+            "variation": self.cell.variation,
+            "changes": self.changes,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": commit(),
+            "environment": environment(run.config, run.device, run.store.checksum),
+            "config": to_dict(method_config(self.config, self.cell.method)),
+        }
+        write_json(self.file, result)
+
+
+def plan(cell: TableCell, protocol: str, seed: int, settings: Mapping[str, Any], runs: Path, results: Path) -> Job:
+    """The job of a cell; `settings` are nested tables on top of the protocol's."""
+
+    def configured(method: str, *tables: Mapping[str, Any]) -> Config:
+        own = merged(VARIATIONS[cell.variation], {"seed": seed, "baselines": []}, *tables)
+        return override(preset(protocol, cell.dataset, cell.backbone, method, cell.shots), own)
+
+    config = configured(cell.method, settings)
+    values = {name: value for name, _, value in describe(Config, config)}
+    changes = {name: values[name] for name in differences(config, configured(cell.method))}
+    place = f"{Path(cell.dataset).name}-{cell.backbone}-{config.ways}way-{cell.shots}shot"
+    shared = replace(config, method="npbml") == configured("npbml", settings)
+    words = [place, "" if shared else cell.method, cell.variation, protocol, f"seed{seed}"]
+    folder = runs / "-".join(word for word in words if word)
+    return Job(cell, config, changes, folder, results / f"{place}-{cell.name}-{protocol}-seed{seed}.json")
+
+
+def _refuse(what: str, changed: list[str], option: str) -> None:
+    if changed:
+        more = " and more" if len(changed) > 4 else ""
+        raise RunError(
+            f"{what} another {', '.join(changed[:4])}{more}: give the same settings, or choose another folder "
+            f"with --{option}."
+        )
+
+
+def together(jobs: Iterable[Job]) -> dict[Path, list[Job]]:
+    """The jobs of each run folder."""
+    members: dict[Path, list[Job]] = {}
+    for job in jobs:
+        members.setdefault(job.folder, []).append(job)
+    return members
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a report needs of a result file."""
+
+    method: str
+    variation: str
+    dataset: str
+    backbone: str
+    shots: int
+    protocol: str
+    changes: dict
+    seed: int
+    tasks: int
+    accuracy: float
+    ci95: float
+
+    @property
+    def cell(self) -> TableCell:
+        """The cell, without what the paper says of it."""
+        where = (self.dataset, self.backbone, self.shots)
+        return TableCell(self.method, self.method, *where, variation=self.variation)
+
+    @property
+    def changed(self) -> str:
+        """The settings that are not the protocol's, in words."""
+        return ", ".join(f"{name}={value}" for name, value in self.changes.items())
+
+
+def read_result(path: Path) -> Result:
+    data = read_json(path)
+    try:
+        return from_dict(Result, {field.name: data[field.name] for field in fields(Result)})
+    except KeyError as error:
+        raise RunError(f"{path} is damaged or not a result of `npbml reproduce`: it has no {error}.") from None
+    except (TypeError, SettingError) as error:
+        raise RunError(f"{path} is damaged or not a result of `npbml reproduce`: {error}") from None
+
+
+def read_results(folder: Path) -> list[Result]:
+    """Every result in a folder."""
+    if not folder.is_dir():
+        raise RunError(f"There is no folder {folder}: `npbml reproduce` fills one with results.")
+    return [read_result(path) for path in sorted(folder.glob("*.json"))]
+
+
+def _config_of(path: Path) -> Config:
+    """The whole configuration that a result came from."""
+    try:
+        data = read_json(path)["config"]
+        names = ("protocol", "dataset", "backbone", "method", "shots")
+        return override(preset(**{name: data[name] for name in names}), data)
+    except (KeyError, TypeError, SettingError) as error:
+        raise RunError(f"{path} is damaged or of another version of npbml: {error}") from None
+
+
+def commit() -> str | None:
+    """The commit of npbml's own checkout, where it is run from one; -dirty where its files are changed."""
+    if _git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(*words: str) -> str | None:
+    command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
