@@ -60,11 +60,12 @@ def make_learner(
 ) -> Learner:
     """A learner as published for mini-ImageNet, with random weights and a small relation network.
 
-    `filters` are conv4's, or those of the first block of resnet12, which are doubled from block to block.
+    `filters` are conv4's, or those of the first block of resnet12, which are doubled from block to block. R sees
+    means: with random weights, the sums over resnet12's block make the first inner step diverge.
     """
     net = {"filters": filters} if backbone == "conv4" else {"widths": [filters << block for block in range(4)]}
     config = override(preset("published", "mini-imagenet", backbone, method, shots), {"net": net})
-    config = override(override(config, {"relation": {"widths": [8, 8]}}), settings)
+    config = override(override(config, {"relation": {"widths": [8, 8]}, "loss": {"averaged": True}}), settings)
     images = ImageSpec(3, size, (0.5,) * 3, (0.25,) * 3)
     return Learner(method_config(config, method), images).to(device)
 

@@ -136,6 +136,7 @@ class LossNetworks(nn.Module):
     """The three learned terms of NPBML's loss, beside cross-entropy"""
 
     def __init__(self, ways: int, tensors: int, hidden: int) -> None:
+        """`loss.averaged`: over the millions of weights of a block, sums would make every step diverge."""
         super().__init__()
         self.inductive = LossNetwork(2 * ways + 1, hidden)
         self.transductive = LossNetwork(2 * ways + 1, hidden)
@@ -153,8 +154,8 @@ class LossNetworks(nn.Module):
             for statistic in (
                 tensor.mean(),
                 (tensor.var() + 1e-12).sqrt(),
-                tensor.abs().sum(),
-                (tensor.pow(2).sum() + 1e-12).sqrt(),
+                tensor.abs().mean(),
+                (tensor.pow(2).sum() + 1e-12).sqrt() / tensor.numel() ** 0.5,
             )
         ]
         return (

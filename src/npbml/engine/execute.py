@@ -18,10 +18,6 @@ from npbml.rule.descend import Parameters, State
 from npbml.rule.objective import Outer
 from npbml.threads import each_in_a_thread
 
-# Small kernels that do not wait for each other become one: on an H200 1,148 launches of a meta-step in place of
-# 1,819, and 4.5 ms in place of 6.3.
-GPU_OPTIONS = {"combo_kernels": True}
-
 Found = tuple[Tensor, ...]  # a loss and its gradient
 
 
@@ -39,11 +35,16 @@ class Executor:
         compiled: bool = False,
         remat: bool = False,
         chunk: int | None = None,
+        combine: bool = False,
         backend: str = "inductor",
     ) -> None:
+        """`combine`: in compiled code for a GPU, small kernels that do not wait for each other become one."""
         self.together, self.chunk = together, chunk
         self.on_gpu = next(learner.parameters()).is_cuda
-        first = Lifted(learner if together else replica(learner), together, compiled, remat, backend)
+        make = partial(torch.compile, dynamic=False, fullgraph=True, backend=backend)
+        if combine:
+            make = partial(make, options={"combo_kernels": True})
+        first = Lifted(learner if together else replica(learner), together, make if compiled else None, remat)
         self.compiled = first.compiled
         # Whoever computes the gradient of a task has the learner to itself meanwhile.
         self.free: SimpleQueue[Lifted] = SimpleQueue()
@@ -112,17 +113,14 @@ class Lifted:
     used for all: five unrolled ones take minutes to compile and gain nothing.
     """
 
-    def __init__(self, learner: Learner, together: bool, compiled: bool, remat: bool, backend: str) -> None:
+    def __init__(self, learner: Learner, together: bool, make: Callable[..., Any] | None, remat: bool) -> None:
         self.learner, self.together, self.remat = learner, together, remat
         self.names = [name for name, _ in learner.named_parameters()]
         self.shapes = [parameter.shape for parameter in learner.parameters()]
-        self.stepwise = (compiled or remat) and steps_can_be_lifted(learner)
-        self.compiled = compiled and self.stepwise
+        self.stepwise = (make is not None or remat) and steps_can_be_lifted(learner)
+        self.compiled = make is not None and self.stepwise
         self.advance, self.score = self._advance, self._score
-        if self.compiled:
-            gpu = next(learner.parameters()).is_cuda
-            options: dict[str, Any] = {"options": GPU_OPTIONS} if gpu else {}
-            make = partial(torch.compile, dynamic=False, fullgraph=True, backend=backend, **options)
+        if make is not None and self.stepwise:
             self.advance, self.score = make(self._advance), make(self._score)
 
     def again(self) -> "Lifted":

@@ -69,7 +69,9 @@ def apply_gradient(
 ) -> None:
     """Clip the gradient by value, by norm or not at all, and step."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
+        # Fused optimisers want a gradient laid out as its parameter is.
+        same = gradient.stride() == parameter.stride()
+        parameter.grad = gradient if same else torch.empty_like(parameter).copy_(gradient)
     if clip == "value":
         nn.utils.clip_grad_value_(parameters, clip_at)
     elif clip == "norm":
