@@ -139,6 +139,7 @@ ON_GPU: dict[str, dict[str, Any]] = {
     "vmap, compiled, captured": {"compile": "on", "graph": "on"},
     "vmap, compiled, captured, tf32": {"compile": "on", "graph": "on", "precision": "tf32"},
     "vmap, compiled, captured, bf16": {"compile": "on", "graph": "on", "precision": "bfloat16"},
+    "vmap, compiled, tuned, captured, bf16": {"compile": "tuned", "graph": "on", "precision": "bfloat16"},
     "loop, compiled, captured, tf32": {"tasks": "loop", "compile": "on", "graph": "on", "precision": "tf32"},
     "loop, compiled, captured, bf16": {"tasks": "loop", "compile": "on", "graph": "on", "precision": "bfloat16"},
 }
@@ -155,9 +156,9 @@ PLAIN = {"tasks": "together", "compile": "off", "graph": "off", "precision": "fl
 class Engine:
     """npbml's variants on one learner. What was compiled for one of them is used by the others."""
 
-    def __init__(self, learner: Learner, notes: list[str], skip: str = "") -> None:
-        """Variants that have one of the words of `skip` in their names are left out."""
-        self.learner, self.notes, self.skip = learner, notes, skip.split()
+    def __init__(self, learner: Learner, notes: list[str], skip: str = "", only: str = "") -> None:
+        """Variants that have a word of `skip` in their names, or lack one of `only`, are left out."""
+        self.learner, self.notes, self.skip, self.only = learner, notes, skip.split(), only.split()
         self.executors: dict[tuple[str, str], Any] = {}
 
     def eager(self, work: Work, inputs: Sequence[Tensor], words: str) -> list[Variant]:
@@ -171,7 +172,7 @@ class Engine:
         return [
             self.variant(f"npbml, {name}{suffix}", EngineSettings(**PLAIN | changes), work, inputs)
             for name, changes in ways.items()
-            if not any(word in name for word in self.skip)
+            if not any(word in name for word in self.skip) and all(word in name for word in self.only)
         ]
 
     def variant(self, name: str, settings: EngineSettings, work: Work, inputs: Sequence[Tensor]) -> Variant:

@@ -61,6 +61,7 @@ def main() -> None:
     made.add_argument("--meta-batch", type=int, default=4)
     made.add_argument("--rounds", type=int, default=7)
     made.add_argument("--skip", default="", help="words, such as compiled: npbml's variants that are left out")
+    made.add_argument("--only", default="", help="words that those of npbml's variants have which are not")
     options = made.parse_args()
     device = begin(options)
     # Batch norm's scale and shift adapt as well: learn2learn and torchopt adapt all of a module or nothing.
@@ -72,7 +73,9 @@ def main() -> None:
     notes: list[str] = []
     left_out: dict[str, str] = {}
     prepared = learner.prepare_tasks(tasks)
-    mine = Engine(learner, notes, options.skip).variants(as_they_are, (*prepared, tasks.query_labels))
+    mine = Engine(learner, notes, options.skip, options.only).variants(
+        as_they_are, (*prepared, tasks.query_labels)
+    )
     peers, double = peer_variants(learner, tasks, left_out)
     exact, floats = copy.deepcopy(learner).double(), in_double(tasks)
     inputs = (*exact.prepare_tasks(floats), tasks.query_labels)

@@ -60,6 +60,7 @@ def main() -> None:
     made.add_argument("--meta-batch", type=int, default=2)
     made.add_argument("--rounds", type=int, default=7)
     made.add_argument("--skip", default="", help="words, such as compiled: npbml's variants that are left out")
+    made.add_argument("--only", default="", help="words that those of npbml's variants have which are not")
     made.add_argument(
         "--stem-gradients", action="store_true", help="the paper's style with the frozen blocks' gradients as well"
     )
@@ -74,7 +75,7 @@ def main() -> None:
 
     notes: list[str] = []
     left_out: dict[str, str] = {}
-    engine = Engine(learner, notes, options.skip)
+    engine = Engine(learner, notes, options.skip, options.only)
     ready = engine.variants(as_they_are, (*prepared, tasks.query_labels))
     stem = engine.variants(with_stem(learner), (prepared.scores, *tasks), STEM)
     paper, double = paper_variants(learner, tasks, prepared.scores, options.stem_gradients, left_out)

@@ -44,6 +44,7 @@ from npbml.learner import ImageSpec, Learner
 from npbml.learner.settings import image_spec
 from npbml.methods import BUILT_IN, RECIPES, Recipe, register
 from npbml.nets.network import Network, smallest_image
+from npbml.nets.relation import RelationNetwork
 from npbml.settings import from_dict, to_dict
 from npbml.stages.loop import Loop, Observer, read_summary, run_loop
 from npbml.stages.metatrain import MetaTrainer
@@ -202,7 +203,7 @@ class Run:
             config = None if method == "prototypes" else method_config(self.config, method)
             if config is None or config.init.source == "pretrained":
                 stages.add("pretrain")
-            if config is not None and config.loss.transductive:
+            if config is not None and config.loss.transductive and config.relation.kind == "network":
                 stages.add("relation")
         return stages
 
@@ -389,7 +390,7 @@ class Run:
         if config.init.source == "pretrained":
             self._summary("pretrain")
             learner.take_pretrained(load_tensors(self.folder / "pretrain" / "network.safetensors")[0])
-        if learner.relation is not None:
+        if isinstance(learner.relation, RelationNetwork):
             self._summary("relation")
             path = self.folder / "relation" / "relation.safetensors"
             _load(learner.relation, load_tensors(path)[0], path)

@@ -35,15 +35,13 @@ class Executor:
         compiled: bool = False,
         remat: bool = False,
         chunk: int | None = None,
-        combine: bool = False,
+        options: dict[str, bool] | None = None,
         backend: str = "inductor",
     ) -> None:
-        """`combine`: in compiled code for a GPU, small kernels that do not wait for each other become one."""
+        """`options` are the compiler's."""
         self.together, self.chunk = together, chunk
         self.on_gpu = next(learner.parameters()).is_cuda
-        make = partial(torch.compile, dynamic=False, fullgraph=True, backend=backend)
-        if combine:
-            make = partial(make, options={"combo_kernels": True})
+        make = partial(torch.compile, dynamic=False, fullgraph=True, backend=backend, options=options)
         first = Lifted(learner if together else replica(learner), together, make if compiled else None, remat)
         self.compiled = first.compiled
         # Whoever computes the gradient of a task has the learner to itself meanwhile.
@@ -86,6 +84,7 @@ def replica(learner: Learner) -> Learner:
     """
     tensors = [*learner.parameters(), *learner.buffers()]
     other = copy.deepcopy(learner, {id(tensor): tensor for tensor in tensors})
+    other.together = False
     for part in other.modules():
         if isinstance(part, Norm):
             part.adapts = False  # that is about batches of tasks

@@ -130,16 +130,15 @@ class MetaStep:
             )
         settings = self.settings
         plain = Executor(self.learner, together, False, settings.remat, settings.chunk)
-        if settings.compile != "on":
+        if settings.compile == "off":
             return plain
-        return self._compiled(together, plain, work, inputs, outer) or plain
+        return self._compiled(plain, work, inputs, outer) or plain
 
-    def _compiled(
-        self, together: bool, plain: Executor, work: Work, inputs: tuple[Tensor, ...], outer: Outer
-    ) -> Executor | None:
+    def _compiled(self, plain: Executor, work: Work, inputs: tuple[Tensor, ...], outer: Outer) -> Executor | None:
         """A compiled executor whose gradient is that of the plain one; None where there is none.
 
-        Combined kernels save a quarter of the time on a GPU and have been seen to compute nonsense (torch 2.11).
+        On a GPU, compiled code has been seen to compute something else (torch 2.11: MAML's tasks together, NPBML's
+        4-CONV with each by itself): it is checked, and the other way is tried.
         """
         settings, started, error = self.settings, time.monotonic(), math.nan
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
@@ -149,8 +148,11 @@ class MetaStep:
             return torch.cat([part.flatten() for part in found])
 
         expected = gradient(plain)
-        for combine in (True, False) if expected.is_cuda else (False,):
-            made = Executor(self.learner, together, True, settings.remat, settings.chunk, combine)
+        options = None
+        if expected.is_cuda:  # small kernels that do not wait for each other become one
+            options = {"combo_kernels": True, "coordinate_descent_tuning": settings.compile == "tuned"}
+        for together in (plain.together, not plain.together):
+            made = Executor(self.learner, together, True, settings.remat, settings.chunk, options)
             if not made.compiled:
                 return None
             try:

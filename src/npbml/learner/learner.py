@@ -14,8 +14,8 @@ from npbml.errors import DataError
 from npbml.learner.batches import Acts, Prepared, one_by_one, split, stack_tasks, stacked
 from npbml.learner.build import begin_network, encoder, freeze_fixed_parts, own_norms, take_encoder
 from npbml.learner.settings import ImageSpec, LearnerSettings, check_learner
-from npbml.nets.layers import Norm, freeze, initialise
-from npbml.nets.relation import RelationNetwork
+from npbml.nets.layers import Norm, freeze, initialise, set_norm
+from npbml.nets.relation import PrototypeScores, RelationNetwork
 from npbml.randomness import generator
 from npbml.rule.descend import Parameters, State, begin, inner_step
 from npbml.rule.head import Head
@@ -59,11 +59,20 @@ class Learner(nn.Module):
         shapes = {name: tensor.shape for name, tensor in start.items()}
         self.precondition = Precondition(settings.precondition, shapes, steps, settings.inner.lr)
         self._begin_rule(generator(seed, "rule"))
-        self.relation: RelationNetwork | None = None
-        if settings.loss.transductive:
-            relation = RelationNetwork(images.channels, settings.relation)
-            initialise(relation, settings.init.std, generator(seed, "relation"))
-            self.relation = freeze(relation)  # type: ignore[assignment]
+        self.relation = self._scores(generator(seed, "relation")) if settings.loss.transductive else None
+
+    def _scores(self, random: torch.Generator) -> RelationNetwork | PrototypeScores:
+        """What scores the query items; frozen."""
+        settings = self.settings
+        scores: RelationNetwork | PrototypeScores
+        if settings.relation.kind == "network":
+            scores = RelationNetwork(self.images.channels, settings.relation)
+        else:
+            plain = encoder(settings, self.images, with_film=False, with_warp=False)
+            set_norm(plain, "running")
+            scores = PrototypeScores(plain.tail, settings.relation.temperature)
+        initialise(scores, settings.init.std, random)
+        return freeze(scores)  # type: ignore[return-value]
 
     def _begin_rule(self, random: torch.Generator) -> None:
         init = self.settings.init
@@ -133,6 +142,9 @@ class Learner(nn.Module):
     def take_pretrained(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from a pre-trained encoder; the rule's own parts keep their start."""
         take_encoder(self.network, tensors)
+        if isinstance(self.relation, PrototypeScores):
+            tail = self.relation.tail
+            tail.load_state_dict({name: tensors[f"tail.{name}"] for name in tail.state_dict()})
 
     def see(self, images: Tensor) -> Tensor:
         """Images as the network takes them: bytes are normalised, floats are taken to be so already."""
@@ -161,7 +173,9 @@ class Learner(nn.Module):
         )
         scores = self.mean.new_zeros(len(task.query_images), 0)
         if self.relation is not None:
-            support, query = self.see(joint).tensor_split([count])
+            # The inner batch is the joint one wherever scores are asked for.
+            seen = inner if isinstance(self.relation, PrototypeScores) else self.see(joint)
+            support, query = seen.tensor_split([count])
             scores = self.relation(support, task.support_labels, query, outputs).to(dtype)
         # Without a draw the middle of the range: of random masks, the likelier value.
         noise = self.mean.new_full((self.precondition.noise,), 0.5)
@@ -340,12 +354,18 @@ class Learner(nn.Module):
                 **dict(self.network.tail.named_buffers()),
                 **tail,
             }
-            tail = {name: value.to(features.dtype) for name, value in whole.items()}
+            tail = {name: self._as_computed(value, features) for name, value in whole.items()}
         embeddings = functional_call(self.network.tail, tail, (features, fixed))
         head = self.head.start(self.settings.outputs)
         if "head.weight" in theta:
             head = theta["head.weight"], theta["head.bias"]
         return self.head(embeddings.to(head[0].dtype), *head)
+
+    def _as_computed(self, value: Tensor, features: Tensor) -> Tensor:
+        """A tensor of the tail in the features' precision; filters have channels last where vmap is not about."""
+        if self.together or value.dim() != 4:
+            return value.to(features.dtype)
+        return value.to(features.dtype, memory_format=torch.channels_last)
 
     def _modulations(self, prepared: Prepared) -> Fixed:
         """Where modulations are kept for a whole task, those of theta_0 on the inner batch."""

@@ -170,6 +170,11 @@ def _check_loss(settings: LearnerSettings) -> None:
             )
     if not any((loss.base, *loss.learned.values())):
         raise SettingError("loss has every term switched off: switch on loss.base or another.")
+    if loss.transductive and settings.relation.kind == "prototypes" and settings.init.source == "scratch":
+        raise SettingError(
+            "relation.kind=prototypes scores by the pre-trained encoder, and init.source=scratch has none: set "
+            "relation.kind=network or loss.transductive=false."
+        )
     if loss.share and not (loss.inductive and loss.transductive):
         raise SettingError("loss.share needs both loss.inductive and loss.transductive.")
 

@@ -1,4 +1,7 @@
-"""The relation network g (docs/method.md): how much a query image belongs to each class of the task."""
+"""The relation network g (docs/method.md): how much a query image belongs to each class of the task.
+
+Beside it, scores from the pre-trained encoder itself, which need no network of their own.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +18,10 @@ from npbml.settings import setting
 class RelationSettings:
     """The relation network."""
 
+    kind: Literal["network", "prototypes"] = setting("network")
+    """Scores of a network of its own, or by the angles between the pre-trained encoder's embeddings."""
+    temperature: float = setting(10.0, above=0)
+    """Of prototypes: what the cosines are multiplied by before softmax."""
     widths: tuple[int, ...] = setting((64, 128, 256, 512), low=1)
     """Filters of the encoder's residual blocks; the relation module has the last width."""
     pools: int = setting(2, low=0)
@@ -51,3 +58,21 @@ class RelationNetwork(nn.Module):
         pairs = torch.cat([class_maps.expand(shape), query_maps.unsqueeze(1).expand(shape)], 2).flatten(0, 1)
         pooled = self.relation(pairs).mean((2, 3))
         return torch.sigmoid(self.score(pooled)).view(len(query), ways)
+
+
+class PrototypeScores(nn.Module):
+    """Stem features of support and query -> softmax of the scaled cosine to each class's mean embedding.
+
+    `tail` is the part of the pre-trained encoder that adapts in the learner, kept as it was.
+    """
+
+    def __init__(self, tail: nn.Module, temperature: float) -> None:
+        super().__init__()
+        self.tail, self.temperature = tail, temperature
+
+    def forward(self, support: Tensor, labels: Tensor, query: Tensor, ways: int) -> Tensor:
+        """support [n, C, H, W], labels [n], query [m, C, H, W] -> scores [m, ways] that sum to 1"""
+        embeddings = F.normalize(self.tail(torch.cat([support, query])), dim=1)
+        members = (labels.unsqueeze(-1) == torch.arange(ways, device=labels.device)).to(embeddings.dtype)
+        prototypes = F.normalize(members.T @ embeddings[: len(support)], dim=1)
+        return torch.softmax(self.temperature * embeddings[len(support) :] @ prototypes.T, -1)
