@@ -139,7 +139,6 @@ ON_GPU: dict[str, dict[str, Any]] = {
     "vmap, compiled, captured": {"compile": "on", "graph": "on"},
     "vmap, compiled, captured, tf32": {"compile": "on", "graph": "on", "precision": "tf32"},
     "vmap, compiled, captured, bf16": {"compile": "on", "graph": "on", "precision": "bfloat16"},
-    "vmap, compiled, tuned, captured, bf16": {"compile": "tuned", "graph": "on", "precision": "bfloat16"},
     "loop, compiled, captured, tf32": {"tasks": "loop", "compile": "on", "graph": "on", "precision": "tf32"},
     "loop, compiled, captured, bf16": {"tasks": "loop", "compile": "on", "graph": "on", "precision": "bfloat16"},
 }

@@ -36,8 +36,7 @@ class Captured:
             self.outputs = function(*self.inputs)
 
     def __call__(self, *inputs: Tensor) -> Any:
-        for mine, given in zip(self.inputs, inputs, strict=True):
-            mine.copy_(given)
+        torch._foreach_copy_(self.inputs, list(inputs))  # one launch
         self.graph.replay()
         return self.outputs
 

@@ -18,9 +18,8 @@ class EngineSettings:
     """A meta-batch: its tasks together in one vmap, each by itself on a core or GPU stream, or what is faster."""
     chunk: int | None = setting(None, low=1)
     """Tasks that are unrolled at a time, where memory is short; all of them if not given."""
-    compile: Literal["auto", "on", "tuned", "off"] = setting("auto")
-    """Compile one inner step, with its second-order backward, and use it for all; auto: in long runs on a GPU;
-    tuned: try many variants of each kernel, which takes minutes."""
+    compile: Choice = setting("auto")
+    """Compile one inner step, with its second-order backward, and use it for all; auto: in long runs on a GPU."""
     graph: Choice = setting("auto")
     """Capture the whole meta-step in a CUDA graph and replay it; auto: on a GPU."""
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = setting("auto")
