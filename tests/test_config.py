@@ -92,7 +92,9 @@ def test_a_plain_run_is_the_quick_protocol_on_glyphs() -> None:
 
 
 def test_an_unknown_protocol_is_refused() -> None:
-    with pytest.raises(SettingError, match="protocol takes one of published, fast, best, quick, common, not 'slow'"):
+    with pytest.raises(
+        SettingError, match="protocol takes one of published, fast, best, quick, common, not 'slow'"
+    ):
         preset("slow")
 
 

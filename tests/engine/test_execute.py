@@ -9,7 +9,7 @@ from torch import Tensor
 
 from npbml.config import method_config, override, preset
 from npbml.data.tasks import Task
-from npbml.engine.execute import Executor, steps_can_be_lifted
+from npbml.engine.execute import Executor, replica, steps_can_be_lifted
 from npbml.learner import ImageSpec, Learner, Prepared, stack_tasks
 from npbml.methods import RECIPES
 
@@ -105,3 +105,38 @@ def test_a_truncated_unroll_is_of_first_order_before_its_last_steps(tasks: Task)
     plain = torch.cat([g.flatten() for g in gradient(first, tasks)[1]])
     gaps = [(torch.cat([g.flatten() for g in results[k][1]]) - whole).norm().item() for k in (1, 2)]
     assert 0 < gaps[1] < gaps[0] < (plain - whole).norm().item()
+
+
+def test_tasks_side_by_side_do_not_disturb_each_other(tasks: Task) -> None:
+    """On two threads, again and again: each has the learner's parameters in modules of its own."""
+    learner = learner_of("npbml")
+    before = {name: parameter for name, parameter in learner.named_parameters()}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    alone = gradient(learner, tasks, together=False)
+    try:
+        torch.set_num_threads(2)
+        for _ in range(5):
+            assert_same(gradient(learner, tasks, together=False), alone, 1e-13)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(parameter is before[name] for name, parameter in learner.named_parameters())
+
+
+def test_a_replica_has_the_same_parameters_in_other_modules() -> None:
+    learner = learner_of("boil", net={"affine": "inner"})
+    other = replica(learner)
+    assert all(a is b for a, b in zip(learner.parameters(), other.parameters(), strict=True))
+    assert all(a is b for a, b in zip(learner.buffers(), other.buffers(), strict=True))
+    assert not set(learner.modules()) & set(other.modules())
+    assert learner.together and not other.together
+
+
+def test_features_with_channels_last_give_the_same_gradient(tasks: Task) -> None:
+    learner = learner_of("npbml")
+    prepared, outer, parameters = learner.prepare_tasks(tasks), learner.outer(1.0), list(learner.parameters())
+    inner, final = (x.movedim(2, -1).contiguous().movedim(-1, 2) for x in (prepared.inner, prepared.final))
+    executor = Executor(learner, together=False)
+    usual = executor.gradient(parameters, prepared, tasks.query_labels, outer)
+    other = executor.gradient(parameters, prepared._replace(inner=inner, final=final), tasks.query_labels, outer)
+    assert_same(other, usual)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import npbml.engine.metastep as metastep
 from npbml.data.tasks import Task
 from npbml.engine.execute import Executor
 from npbml.engine.metastep import MetaStep, diagnose
@@ -195,3 +196,33 @@ def test_a_finite_adaptation_points_at_the_second_derivative(
     prepared, _ = prepared_tasks(learner, make_task)
     words = diagnose(learner, parameters, [torch.tensor([float("nan")])], prepared)
     assert "in the meta-gradient of theta;" in words and "second derivative" in words
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler's own
+@pytest.mark.parametrize("wrong", [(), (True,), (True, False)])
+def test_compiled_code_is_used_only_where_it_finds_the_gradient(
+    make_learner: MakeLearner, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch, wrong: tuple[bool, ...]
+) -> None:
+    """`wrong` are the ways, together or not, in which compiled code computes something else."""
+
+    class Suspect(Executor):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given[:2], False, *given[3:5])  # the compiler itself is not what is tested
+            self.compiled = given[2]
+
+        def gradient(self, *given: Any) -> Any:
+            loss, found = super().gradient(*given)
+            factor = 2.0 if self.compiled and self.together in wrong else 1.0
+            return loss, [factor * part for part in found]
+
+    monkeypatch.setattr(metastep, "Executor", Suspect)
+    learner, said = make_learner(), []
+    optimizer = torch.optim.SGD(learner.parameters(), lr=0.0)
+    settings = EngineSettings(tasks="together", compile="on")
+    step = MetaStep(learner, optimizer, settings, say=said.append)
+    prepared, labels = prepared_tasks(learner, make_task)
+    step(lambda *tensors: (Prepared(*tensors[:-1]), tensors[-1]), (*prepared, labels), learner.outer(1.0))
+    assert step.executor is not None
+    assert step.executor.compiled is (len(wrong) < 2)
+    assert step.executor.together is (len(wrong) != 1)
+    assert ("not used: its meta-gradient is off by 100 %" in said[-1]) is (len(wrong) == 2)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from npbml.data.tasks import Task
-from npbml.nets.relation import RelationNetwork, RelationSettings
+from npbml.nets.relation import PrototypeScores, RelationNetwork, RelationSettings
 from npbml.randomness import generator
 
 
@@ -21,7 +21,7 @@ def make_relation(**changes: Any) -> RelationNetwork:
     return network
 
 
-def scores(network: RelationNetwork, task: Task, **changes: Tensor) -> Tensor:
+def scores(network: RelationNetwork | PrototypeScores, task: Task, **changes: Tensor) -> Tensor:
     task = task._replace(**changes)
     return network(task.support_images, task.support_labels, task.query_images, 3).detach()
 
@@ -86,3 +86,43 @@ def test_the_encoder_pools_in_two_blocks_only(size: int, expected: int) -> None:
     images = torch.randn(2, 3, size, size)
     assert network.encoder(images).shape == (2, 3, expected, expected)
     assert network(images, torch.tensor([0, 1]), images, 2).shape == (2, 2)
+
+
+def make_prototypes(temperature: float = 10.0) -> PrototypeScores:
+    """The embedding is the mean over space of each channel, shifted."""
+
+    class Tail(torch.nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images.mean((2, 3)) + torch.tensor([0.3, -0.2], dtype=images.dtype)
+
+    return PrototypeScores(Tail(), temperature)
+
+
+def test_scores_by_prototypes_are_the_softmax_of_scaled_cosines(make_task: Callable[..., Task]) -> None:
+    task, network = make_task(), make_prototypes(4.0)
+    found = network(task.support_images, task.support_labels, task.query_images, 3)
+    for row, image in zip(found, task.query_images, strict=True):
+        query = network.tail(image[None])[0]
+        cosines = []
+        for label in range(3):
+            shots = [network.tail(i[None])[0] for i in task.support_images[task.support_labels == label]]
+            centre = torch.stack([shot / shot.norm() for shot in shots]).mean(0)
+            cosines.append((query @ centre / query.norm() / centre.norm()).item())
+        expected = torch.softmax(4.0 * torch.tensor(cosines, dtype=torch.float64), 0)
+        torch.testing.assert_close(row, expected, rtol=0, atol=1e-12)
+
+
+def test_c28_holds_for_prototypes(make_task: Callable[..., Task]) -> None:
+    network, task, permutation = make_prototypes(), make_task(), torch.tensor([2, 0, 1])
+    usual = scores(network, task)
+    other = scores(network, task, support_labels=permutation[task.support_labels])
+    torch.testing.assert_close(other[:, permutation], usual, rtol=0, atol=1e-12)
+    order = torch.tensor([4, 1, 3, 5, 0, 2])
+    shuffled = scores(
+        network,
+        task,
+        support_images=task.support_images[order],
+        support_labels=task.support_labels[order],
+    )
+    torch.testing.assert_close(shuffled, usual, rtol=0, atol=1e-12)
+    torch.testing.assert_close(usual.sum(1), torch.ones(6, dtype=torch.float64), rtol=0, atol=1e-12)

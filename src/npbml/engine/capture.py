@@ -36,7 +36,8 @@ class Captured:
             self.outputs = function(*self.inputs)
 
     def __call__(self, *inputs: Tensor) -> Any:
-        torch._foreach_copy_(self.inputs, list(inputs))  # one launch
+        if self.inputs:
+            torch._foreach_copy_(self.inputs, list(inputs))  # one launch for all
         self.graph.replay()
         return self.outputs
 
