@@ -12,7 +12,8 @@ from torch.func import functional_call
 from npbml.data.tasks import Task
 from npbml.errors import DataError, RunError, SettingError
 from npbml.learner import GROUPS, ImageSpec, Learner, LearnerSettings, Prepared, stack_tasks
-from npbml.nets.layers import Norm
+from npbml.learner.build import encoder
+from npbml.nets.layers import Norm, set_norm
 from npbml.randomness import generator
 from npbml.rule.loss import LossNetwork
 from npbml.rule.modulate import FiLM
@@ -697,3 +698,28 @@ def test_the_frozen_work_carries_no_gradient(make_learner: MakeLearner, make_tas
     assert prepared.inner.shape[0] == 12 and prepared.final.shape[0] == 6
     assert prepared.labels.shape == (6, 3) and prepared.scores.shape == (6, 3)
     assert make_learner(loss={"transductive": False}).prepare(3, make_task()).scores.shape == (6, 0)
+
+
+def test_scores_by_prototypes_come_from_the_encoder_as_it_was_pretrained(
+    make_learner: Callable[..., Learner], make_task: Callable[..., Task]
+) -> None:
+    learner = make_learner(relation={"kind": "prototypes", "temperature": 7.0}, warp={"kind": "none"})
+    plain = encoder(learner.settings, learner.images, with_film=False, with_warp=False).double()
+    with torch.no_grad():
+        for name, tensor in plain.state_dict().items():
+            noise = torch.rand(tensor.shape, generator=generator(1, name), dtype=torch.float64)
+            tensor.copy_(0.5 + noise if name.endswith("var") else noise - 0.5)
+    learner.take_pretrained(plain.state_dict())
+    with torch.no_grad():  # what is meta-learned later does not touch the scores
+        for parameter in learner.parameters():
+            parameter.add_(0.1)
+    task = make_task(0)
+    stem = learner.network.stem(torch.cat([learner.see(i) for i in (task.support_images, task.query_images)]))
+    set_norm(plain, "running")
+    embeddings = F.normalize(plain.tail(stem), dim=1)
+    support, query = embeddings.tensor_split([len(task.support_images)])
+    centres = torch.stack([support[task.support_labels == label].mean(0) for label in range(3)])
+    cosines = query @ F.normalize(centres, dim=1).T
+    scores = learner.prepare(3, task).scores
+    torch.testing.assert_close(scores, torch.softmax(7.0 * cosines, 1), rtol=0, atol=1e-10)
+    assert not any(name.startswith("relation.") for name, _ in learner.named_parameters())

@@ -1,6 +1,6 @@
 """npbml learns how to learn from a few examples.
 
-learner = npbml.load("runs/...")            a meta-trained Learner
+learner = npbml.load("runs/...")            a meta-trained Learner; or one that comes along: npbml.shipped()
 learner.adapt(task)                         the parameters adapted to a task, by name
 learner.predict(task)                       its query logits
 npbml.FewShotClassifier(learner).fit(images, labels).predict(more_images)
@@ -28,13 +28,27 @@ __all__ = [
     "compose",
     "load",
     "register",
+    "shipped",
 ]
 
 
+LEARNERS = Path(__file__).parent / "learners"
+
+
+def shipped() -> list[str]:
+    """The names of the learners that come with the package."""
+    return sorted(folder.parent.name for folder in LEARNERS.glob("*/config.json"))
+
+
 def load(run: str | Path, method: str | None = None, device: str = "auto") -> Learner:
-    """The learner that a run has meta-trained: of the run's own method, or of another that it trained."""
+    """The learner that a run has meta-trained: of the run's own method, or of another that it trained.
+
+    `run` is a run folder, or the name of a learner that comes with the package: `npbml.shipped()`.
+    """
     from npbml.config import with_device
     from npbml.runs import Run, read_config
 
     folder = Path(run)
+    if not folder.exists() and str(run) in shipped():
+        folder = LEARNERS / str(run)
     return Run(folder, with_device(read_config(folder), device)).learner(method)

@@ -174,6 +174,10 @@ class Run:
 
     def relation(self) -> dict[str, Any]:
         """Train the relation network, or go on, or do nothing where that is done."""
+        if self.config.relation.kind == "prototypes":
+            raise SettingError(
+                "relation.kind=prototypes scores by the pre-trained encoder: nothing is to be trained."
+            )
         say = self.observer.said
         return self._stage("relation", lambda: RelationTrainer(self.config, *self._sets(), self.device, say))
 

@@ -15,7 +15,7 @@ class ClassifyOptions:
     """Which learner, and which pictures."""
 
     run: str
-    """A run folder with a meta-trained learner."""
+    """A run folder with a meta-trained learner, or a learner that comes along: cifar-fs-conv4."""
     support: str
     """A folder of class folders: the labelled pictures."""
     query: str

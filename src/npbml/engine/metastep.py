@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from npbml.data.store import cache_folder
-from npbml.engine.capture import Captured, first_line
+from npbml.engine.capture import Replay, first_line
 from npbml.engine.device import set_precision
 from npbml.engine.distributed import gather, highest, mean_over_ranks, world
 from npbml.engine.execute import Executor
@@ -179,13 +179,11 @@ class MetaStep:
 
     def _time(self, gradient: Callable[[], object]) -> float:
         """Seconds of a call; on a GPU, of its replay, since launches take longer than the work."""
-        run: Callable[[], object] = gradient
-        if self.settings.graph == "on":
-            run = Captured(gradient, ())
+        replay = Replay("trial meta-step", self.settings.graph == "on", self.say)
         times = []
         for _ in range(4):
             started = time.perf_counter()
-            run()
+            replay(gradient, ())
             _wait(self.parameters[0].device)
             times.append(time.perf_counter() - started)
         return min(times[1:])
