@@ -149,6 +149,33 @@ def test_what_is_done_is_not_done_again(done: Run) -> None:
     assert contents(done.folder) == before
 
 
+def test_scores_by_prototypes_need_no_relation_network_and_methods_share_features(
+    config: Config, tmp_path: Path
+) -> None:
+    run = Run.start(tmp_path / "run", override(config, {"relation": {"kind": "prototypes"}}))
+    assert run.needs(["npbml", "maml"]) == {"pretrain"}
+    with pytest.raises(SettingError, match="nothing is to be trained"):
+        run.relation()
+    run.pretrain()
+    for method in ("npbml", "maml"):
+        run.train(method)
+        run.test(method)
+    assert [record["method"] for record in run.results()] == ["npbml", "maml"]
+    assert len(run._features) == 3  # of train, val and test, for both
+
+
+def test_learners_that_come_along_are_found_by_name(
+    done: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(npbml, "LEARNERS", done.folder.parent)
+    assert done.folder.name in npbml.shipped()
+    loaded = npbml.load(done.folder.name, device="cpu").state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in done.learner().state_dict().items())
+    with pytest.raises(RunError, match="elsewhere is not a run folder"):
+        npbml.load("elsewhere")
+
+
 def test_a_learner_is_that_of_its_method(done: Run) -> None:
     assert done.learner("maml").settings.warp.kind == "fixed" and done.learner().settings.warp.kind == "learned"
     loaded = npbml.load(done.folder, "maml", device="cpu").state_dict()

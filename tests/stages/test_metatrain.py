@@ -237,6 +237,19 @@ def test_meta_steps_lower_the_loss_of_tasks_that_are_easy() -> None:
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 
+def test_the_training_curve_in_bfloat16_is_that_in_float32_within_noise() -> None:
+    """The same steps and tasks: what rounding changes of the losses is less than what another seed changes."""
+
+    def losses(precision: str, seed: int = 0) -> Tensor:
+        also = {"inner": {"lr": 0.1}, "engine": {"precision": precision}}
+        trainer = trainer_of("npbml", seed, lr={**RATES, "theta": 0.03}, also=also)
+        return torch.tensor([trainer.step(index)["loss"] for index in range(40)])
+
+    full, rough, other = losses("float32"), losses("bfloat16"), losses("float32", seed=1)
+    assert full[-10:].mean() < 0.9 * full[:10].mean() and rough[-10:].mean() < 0.9 * rough[:10].mean()
+    assert 0 < (rough - full).abs().mean() < 0.5 * (other - full).abs().mean()
+
+
 def loop_of(folder: Path) -> Loop:
     return Loop("npbml", folder, "learner.safetensors", 6, 3, 1e9, "settings")
 
