@@ -27,7 +27,7 @@ class Config(LearnerSettings):
     """The method that is trained: a name, or the file of a recipe of your own."""
     protocol: Protocol = setting("quick")
     """Where the defaults come from: published (its authors), fast (the same, pre-trained in a tenth of the time),
-    best (what proved best), quick (minutes on two cores) or common (docs/methods.md)."""
+    best (what did best in trials so far), quick (minutes on two cores) or common (docs/methods.md)."""
     baselines: tuple[str, ...] = setting(("maml", "prototypes"))
     """What `npbml run` sets beside the method."""
     shots: int = setting(1, low=1)
@@ -100,7 +100,7 @@ FAST: dict[str, Any] = {
         "prototype_batch": "joint",
     }
 }
-# Chosen on meta-validation: results/README.md.
+# What did best in trials on CIFAR-FS; not settled yet. The loss networks learn a hundred times as fast as the rest.
 BEST: dict[str, Any] = {
     "net": {"stem_norm": "running"},
     "inner": {"final_batch": "joint"},
