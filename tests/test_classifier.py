@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+import npbml
 from npbml.classifier import FewShotClassifier, to_pictures
 from npbml.data.tasks import Task
 from npbml.errors import DataError
@@ -245,3 +246,23 @@ def test_parameters_can_be_read_and_set_as_in_scikit_learn(plain: Learner, colou
     assert classifier.get_params() == {"learner": colour, "final_batch": "auto", "batch": 3}
     with pytest.raises(DataError, match="no parameter 'bach'"):
         classifier.set_params(bach=3)
+
+
+def test_the_learner_that_comes_along_labels_pictures_at_once() -> None:
+    """Five patterns in shaky colours, drawn larger than the learner's pictures, one shown of each."""
+    learner = npbml.load("cifar-fs-conv4", device="cpu")
+    size = sum(path.stat().st_size for path in (npbml.LEARNERS / "cifar-fs-conv4").rglob("*"))
+    assert npbml.shipped() == ["cifar-fs-conv4"] and size < 3_000_000
+    random = np.random.default_rng(0)
+    y, x = np.mgrid[:48, :48]
+    patterns = [x // 8 % 2, y // 8 % 2, (x // 8 + y // 8) % 2, (x - 24) ** 2 + (y - 24) ** 2 < 300, 0 * x]
+
+    def pictures(count: int) -> np.ndarray:
+        noise = random.normal(0, 25, (5, count, 48, 48, 3))
+        shades = 60 + 130 * np.stack(patterns)[:, None, :, :, None] + noise
+        return shades.clip(0, 255).astype(np.uint8).reshape(-1, 48, 48, 3)
+
+    labels = ["upright", "level", "chequered", "round", "plain"]
+    classifier = FewShotClassifier(learner).fit(pictures(1), labels)
+    found = classifier.predict(pictures(8))
+    assert (found == np.repeat(labels, 8)).mean() > 0.9

@@ -172,7 +172,7 @@ def test_learners_that_come_along_are_found_by_name(
     assert done.folder.name in npbml.shipped()
     loaded = npbml.load(done.folder.name, device="cpu").state_dict()
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in done.learner().state_dict().items())
-    with pytest.raises(RunError, match="elsewhere is not a run folder"):
+    with pytest.raises(RunError, match="no run folder elsewhere, and no such learner comes along: done"):
         npbml.load("elsewhere")
 
 

@@ -49,6 +49,10 @@ def load(run: str | Path, method: str | None = None, device: str = "auto") -> Le
     from npbml.runs import Run, read_config
 
     folder = Path(run)
-    if not folder.exists() and str(run) in shipped():
+    if not folder.exists():
+        if str(run) not in shipped():
+            raise RunError(
+                f"There is no run folder {run}, and no such learner comes along: {', '.join(shipped())}."
+            )
         folder = LEARNERS / str(run)
     return Run(folder, with_device(read_config(folder), device)).learner(method)

@@ -100,7 +100,7 @@ FAST: dict[str, Any] = {
         "prototype_batch": "joint",
     }
 }
-# What did best in trials on CIFAR-FS; not settled yet. The loss networks learn a hundred times as fast as the rest.
+# What did best in trials on CIFAR-FS; not settled yet. The loss networks learn at a hundred times the rate.
 BEST: dict[str, Any] = {
     "net": {"stem_norm": "running"},
     "inner": {"final_batch": "joint"},
