@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from npbml.data.tasks import ClassSet, task_noise
 from npbml.errors import DataError
-from npbml.randomness import generator
+from npbml.randomness import draw_numbers, generator
 
 PINNED = [[[21, 18, 19], [29, 25, 28], [34, 38, 39]], [[5, 7, 3], [26, 30, 27], [37, 35, 33]]]
 
@@ -157,7 +157,7 @@ def test_balanced_coverage_brings_every_class_up_equally_often(classes: int, way
     assert all(len(set(task.tolist())) == ways for task in dealt)
     for turn in dealt[: len(dealt) // rounds * rounds].split(rounds):
         assert turn.flatten().bincount(minlength=classes).max() == 1
-    indices = one.draw(tasks, ways, 1, 2, generator(1), steps[0])
+    indices = one.draw_from(draw_numbers(generator(1), 2), tasks, ways, 3, steps[0])
     assert torch.equal(indices // 4, steps[0][..., None].expand(-1, -1, 3))
 
 

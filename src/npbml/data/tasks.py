@@ -72,31 +72,21 @@ class ClassSet:
         """A batch of `tasks` tasks; images are float32, normalised, or as `look` shows them (see `task`)."""
         return self.task(self.draw(tasks, ways, shots, queries, generator), shots, look)
 
-    def draw(
-        self,
-        tasks: int,
-        ways: int,
-        shots: int,
-        queries: int,
-        generator: torch.Generator,
-        chosen: Tensor | None = None,
-    ) -> Tensor:
+    def draw(self, tasks: int, ways: int, shots: int, queries: int, generator: torch.Generator) -> Tensor:
         """Which images make up each task: indices [tasks, ways, shots + queries] into `images`, where those are.
 
         In each row the first `shots` are the support. Classes and images are drawn uniformly, without
-        replacement, as the places of the largest of as many random numbers; `chosen` [tasks, ways] names the
-        classes instead (see `cover`).
+        replacement, as the places of the largest of as many random numbers.
         """
         self.check(ways, shots, queries, tasks)
-        return self.draw_from(
-            draw_numbers(generator, 2).to(self.images.device), tasks, ways, shots + queries, chosen
-        )
+        numbers = draw_numbers(generator, 2).to(self.images.device)
+        return self.draw_from(numbers, tasks, ways, shots + queries)
 
     def draw_from(
         self, numbers: Tensor, tasks: int, ways: int, images: int, chosen: Tensor | None = None
     ) -> Tensor:
         """`draw`, from two numbers that are where the images are: nothing is asked of the host, so that a GPU can
-        record it."""
+        record it. `chosen` [tasks, ways] names the classes instead (see `cover`)."""
         starts, counts, most = self._tables
         device = starts.device
         if chosen is None:

@@ -29,7 +29,7 @@ class Source(Protocol):
     def on_device(self) -> bool:
         """Whether tasks are made ready where the learner is, with nothing asked of the host."""
 
-    def draw(self, tasks: int, generator: torch.Generator, chosen: Tensor | None = None) -> Tensor:
+    def draw(self, tasks: int, generator: torch.Generator) -> Tensor:
         """What tells `tasks` tasks apart, [tasks, ...]."""
 
     def prepare(self, indices: Tensor, look: Callable[[Tensor], Tensor] | None = None) -> tuple[Prepared, Tensor]:
@@ -66,13 +66,12 @@ class TaskSource:
     def on_device(self) -> bool:
         return self.features is None or self.features.device == self.classes.images.device
 
-    def draw(self, tasks: int, generator: torch.Generator, chosen: Tensor | None = None) -> Tensor:
-        """Images of `tasks` tasks, [tasks, ways, shots + queries]; of `chosen` classes, if given."""
-        ways = self.learner.settings.ways
-        return self.classes.draw(tasks, ways, self.shots, self.queries, generator, chosen)
+    def draw(self, tasks: int, generator: torch.Generator) -> Tensor:
+        """Images of `tasks` tasks, [tasks, ways, shots + queries]."""
+        return self.classes.draw(tasks, self.learner.settings.ways, self.shots, self.queries, generator)
 
     def draw_from(self, numbers: Tensor, tasks: int, chosen: Tensor | None = None) -> Tensor:
-        """`draw`, from numbers that are where the images are."""
+        """`draw`, from numbers that are where the images are; of `chosen` classes, if given."""
         return self.classes.draw_from(
             numbers, tasks, self.learner.settings.ways, self.shots + self.queries, chosen
         )
@@ -142,7 +141,7 @@ class SinusoidSource:
     def __init__(self, learner: Learner, waves: Sinusoids, device: torch.device) -> None:
         self.learner, self.waves, self.device = learner, waves, device
 
-    def draw(self, tasks: int, generator: torch.Generator, chosen: Tensor | None = None) -> Tensor:
+    def draw(self, tasks: int, generator: torch.Generator) -> Tensor:
         return self.waves.draw(tasks, generator)
 
     def prepare(self, indices: Tensor, look: Callable[[Tensor], Tensor] | None = None) -> tuple[Prepared, Tensor]:

@@ -167,10 +167,12 @@ class Learner(nn.Module):
         settings, dtype, count = self.settings.inner, self.mean.dtype, len(task.support_images)
         joint = torch.cat([task.support_images, task.query_images])
         parts = {"joint": slice(None), "support": slice(count), "query": slice(count, None)}
-        inner, final = (
-            self.stem(joint[part]) if features is None else features[part].to(dtype)
-            for part in (parts[settings.batch], parts[final_batch or settings.final_batch])
-        )
+        wanted = settings.batch, final_batch or settings.final_batch
+        found = {  # once, where both batches are the joint one
+            name: self.stem(joint[parts[name]]) if features is None else features[parts[name]].to(dtype)
+            for name in dict.fromkeys(wanted)
+        }
+        inner, final = (found[name] for name in wanted)
         scores = self.mean.new_zeros(len(task.query_images), 0)
         if self.relation is not None:
             # The inner batch is the joint one wherever scores are asked for.
