@@ -15,6 +15,7 @@ from npbml.nets.layers import (
     ResidualBlock,
     WideBlock,
     freeze,
+    highest_of_four,
     initialise,
     set_norm,
 )
@@ -261,3 +262,18 @@ def test_a_wide_block_is_modulated_after_each_norm_by_what_enters_it() -> None:
 def test_a_norm_unit_ends_with_its_activation() -> None:
     unit, u = NormUnit(3, torch.relu).double(), numbers(4, 3, 5, 5)
     close(unit(u), F.batch_norm(u, None, None, training=True).relu())
+
+
+@pytest.mark.parametrize("size", [(4, 6), (5, 7)])
+def test_pooling_by_pairs_is_max_pooling(size: tuple[int, int]) -> None:
+    """Values and second derivatives, with channels first and last, and with sides that are odd."""
+    x = numbers(3, 2, *size)
+    for given in (x, x.contiguous(memory_format=torch.channels_last)):
+        found = []
+        for pool in (highest_of_four, lambda y: F.max_pool2d(y, 2)):
+            y = given.clone().requires_grad_()
+            value = pool(y).exp()
+            (slope,) = torch.autograd.grad(value.sum(), y, create_graph=True)
+            (bend,) = torch.autograd.grad(slope.square().sum(), y)
+            found.append((value, slope, bend))
+        torch.testing.assert_close(*found)

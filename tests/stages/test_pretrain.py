@@ -20,6 +20,7 @@ from npbml.stages.pretrain import (
     learning_rate,
     pretrain_network,
     prototype_logits,
+    turned,
     use_norms,
 )
 from npbml.stages.settings import PretrainSettings
@@ -284,3 +285,44 @@ def test_colour_and_grey_pictures_are_both_taken() -> None:
         trainer.step(0)
         assert trainer.network.stem.blocks[0].unit.conv.weight.shape == (4, channels, 3, 3)
         assert 0 <= trainer.validate() <= 100
+
+
+def test_a_step_in_colour_asks_the_host_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor made of numbers comes from the host, and a CUDA graph cannot record that."""
+    trainer = pretrainer(channels=3, pretrain={"turns": True})
+    numbers = draw_numbers(generator(0), 2)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("from the host")
+
+    monkeypatch.setattr(torch.Tensor, "new_tensor", refuse)
+    monkeypatch.setattr(torch, "tensor", refuse)
+    monkeypatch.setattr(torch, "as_tensor", refuse)
+    assert trainer._gradient(numbers)[0].isfinite()
+
+
+def test_images_are_turned_by_quarters() -> None:
+    image = torch.tensor([[1, 2], [3, 4]]).expand(5, 1, 2, 2)
+    found = turned(image, torch.tensor([0, 1, 2, 3, 1]))
+    assert found[:, 0].tolist() == [
+        [[1, 2], [3, 4]],
+        [[2, 4], [1, 3]],
+        [[4, 3], [2, 1]],
+        [[3, 1], [4, 2]],
+        [[2, 4], [1, 3]],
+    ]
+
+
+def test_each_turn_of_a_class_is_a_class() -> None:
+    """The loss is that of telling image and turn at once; without turns, of the classes alone."""
+    trainer, plain = pretrainer(pretrain={"turns": True}), pretrainer()
+    assert trainer.module["head"].out_features == 4 * plain.module["head"].out_features
+    numbers = draw_numbers(generator(0), 2)
+    chosen = keys(numbers[0], 12) % len(trainer.train.images)
+    seen = augmented(trainer.train, trainer.config.pretrain.augment, numbers[1])(chosen)
+    turns = [place % 4 for place in range(12)]
+    seen = torch.stack([image.rot90(turn, (1, 2)) for image, turn in zip(seen, turns, strict=True)])
+    logits = trainer.module["head"](trainer.network(seen))
+    labels = [4 * int(trainer.labels[image]) + turn for image, turn in zip(chosen, turns, strict=True)]
+    expected = torch.stack([-row.log_softmax(0)[label] for row, label in zip(logits, labels, strict=True)]).mean()
+    torch.testing.assert_close(trainer._gradient(numbers)[0], expected)

@@ -133,4 +133,6 @@ def _grey(images: Tensor) -> Tensor:
     """[images, 1, height, width]; one channel is its own grey, so that saturation leaves it alone."""
     if images.shape[1] == 1:
         return images
-    return (images * images.new_tensor(_LUMA)[:, None, None]).sum(1, keepdim=True)
+    # By numbers, not by a tensor of them: that would come from the host, which a recorded step cannot ask.
+    red, green, blue = (weight * channel for weight, channel in zip(_LUMA, images.split(1, 1), strict=True))
+    return red + green + blue

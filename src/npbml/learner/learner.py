@@ -188,7 +188,8 @@ class Learner(nn.Module):
         seen = self.see(images)
         if seen.is_cuda and seen.shape[-1] > 1:
             seen = seen.contiguous(memory_format=torch.channels_last)
-        return self.network.stem(seen).to(self.mean.dtype)
+        # Where vmap is not compiled away, it does not know channels that come last.
+        return self.network.stem(seen).to(self.mean.dtype, memory_format=torch.contiguous_format)
 
     def prepare_tasks(self, tasks: Task, features: Tensor | None = None, outputs: int | None = None) -> Prepared:
         """The frozen work of a batch of tasks, of the learner's own number of ways if none is given."""

@@ -67,10 +67,19 @@ def halve(x: Tensor) -> Tensor:
     """2x2 max pooling"""
     if not (torch.compiler.is_compiling() and x.is_cuda):
         return F.max_pool2d(x, 2)
-    # Compiled for a GPU, the backward of max_pool2d is a slow scatter, and that of a maximum over an axis is not.
+    return highest_of_four(x)  # compiled for a GPU, the backward of max_pool2d is a slow scatter
+
+
+def highest_of_four(x: Tensor) -> Tensor:
+    """2x2 max pooling by pairs.
+
+    The gradient of a maximum over an axis goes to where x equals it; where a compiled kernel computes x again and
+    rounds in another way, it may equal nothing. A pair is compared, and one of the two is the higher.
+    """
     *lead, height, width = x.shape
-    x = x[..., : height // 2 * 2, : width // 2 * 2]
-    return x.reshape(*lead, height // 2, 2, width // 2, 2).amax((-3, -1))
+    x = x[..., : height // 2 * 2, : width // 2 * 2].reshape(*lead, height // 2, 2, width // 2, 2)
+    (a, b), (c, d) = (row.unbind(-1) for row in x.unbind(-3))
+    return torch.maximum(torch.maximum(a, b), torch.maximum(c, d))
 
 
 def set_norm(module: nn.Module, mode: Literal["track", "batch", "running"]) -> None:

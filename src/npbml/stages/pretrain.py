@@ -29,6 +29,8 @@ from npbml.rule.warp import Warp
 from npbml.stages.settings import PretrainSettings
 from npbml.threads import each_in_a_thread
 
+TURNS = 4
+
 
 class Pretrainer:
     """Classification of the training classes, judged by prototypes on meta-validation tasks.
@@ -48,7 +50,7 @@ class Pretrainer:
         self.engine, self.device = resolved(config.engine, device), device
         set_precision(self.engine.precision)
         self.network = pretrain_network(config, image_spec(train))
-        head = nn.Linear(self.network.width, len(train))
+        head = nn.Linear(self.network.width, len(train) * (TURNS if config.pretrain.turns else 1))
         self.module = nn.ModuleDict({"network": self.network, "head": head})
         initialise(self.module, config.init.std, generator(config.seed, "pretrain"))
         placed(self.module, device)
@@ -88,11 +90,15 @@ class Pretrainer:
         settings, classes = self.config.pretrain, self.train
         chosen = (keys(numbers[0], settings.batch) % len(classes.images))[mine(settings.batch)]
         images = augmented(classes, settings.augment, numbers[1], settings.batch)(chosen)
+        labels = self.labels[chosen]
+        if settings.turns:
+            turns = torch.arange(settings.batch, device=images.device)[mine(settings.batch)] % TURNS
+            images, labels = turned(images, turns), TURNS * labels + turns
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)
         with in_precision(self.engine.precision, self.device):
             logits = self.module["head"](self.network(images)).to(images.dtype)
-        loss = F.cross_entropy(logits, self.labels[chosen]) * (len(chosen) / settings.batch)
+        loss = F.cross_entropy(logits, labels) * (len(chosen) / settings.batch)
         return [loss.detach(), *torch.autograd.grad(loss, self.gradient_step.parameters)]
 
     def validate(self) -> float:
@@ -134,6 +140,12 @@ def augmented(
         return classes.normalise(vary(images, variation)).unflatten(0, tuple(indices.shape))
 
     return look
+
+
+def turned(images: Tensor, turns: Tensor) -> Tensor:
+    """Each image turned by as many quarters as `turns` [images] says."""
+    every = torch.stack([images.rot90(turn, (-2, -1)) for turn in range(TURNS)])
+    return every[turns, torch.arange(len(images), device=images.device)]
 
 
 def pretrain_network(config: Config, images: ImageSpec) -> Network:

@@ -1,0 +1,205 @@
+"""What the choices that the paper leaves open are worth, on meta-validation:
+
+    npbml pretrain --dataset cifar-fs --protocol best --run runs/encoder
+    python benchmarks/choices.py --encoder runs/encoder --out results/choices
+    python benchmarks/choices.py --out results/choices --table
+
+Every choice is meta-trained from the same encoder, with the settings of the protocol `best` but for what its name
+says, and compared with `base` on the same tasks of the meta-validation classes. These are not the tasks by which
+the best step is chosen. Choices can be named, and run beside each other: each writes a file of its own.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import print_table
+
+from npbml.config import Config, method_config, override, preset
+from npbml.data.sets import open_dataset
+from npbml.engine.device import choose_device, make_reproducible
+from npbml.engine.evaluate import ACCURACY, evaluate, learner_answers
+from npbml.engine.settings import resolved
+from npbml.engine.source import TaskSource
+from npbml.files import load_tensors, read_json, write_json
+from npbml.learner import Learner
+from npbml.learner.settings import image_spec
+from npbml.stages.loop import Loop, Observer, run_loop
+from npbml.stages.metatrain import MetaTrainer
+from npbml.stages.relation import RelationTrainer
+
+BASE = "npbml-3"
+SAME_RATE = {"theta": 1e-5, "omega": 1e-5, "phi": 1e-5, "psi": 1e-5}
+# name: what it is, the method, and what it changes in the settings of the protocol
+CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "base": ("the learned loss at phi 1e-3, theta 1e-5", BASE, {}),
+    "one-rate": ("one meta learning rate, 1e-5, as in the paper", BASE, {"train": {"lr": SAME_RATE}}),
+    "one-rate-high": (
+        "one meta learning rate, 1e-4",
+        BASE,
+        {"train": {"lr": {name: 1e-4 for name in SAME_RATE}}},
+    ),
+    "theta-4": ("theta at 1e-4", BASE, {"train": {"lr": {"theta": 1e-4}}}),
+    "phi-3e-3": ("phi at 3e-3", BASE, {"train": {"lr": {"phi": 3e-3}}}),
+    "argmax": ("the class of the highest relation score as the target", BASE, {"loss": {"target": "argmax"}}),
+    "relation-network": (
+        "scores of a trained relation network",
+        BASE,
+        {"relation": {"kind": "network", "steps": 6000, "validate_every": 2000}},
+    ),
+    "temperature-20": ("scores sharper by a factor of two", BASE, {"relation": {"temperature": 20.0}}),
+    "final-query": ("the scored prediction sees the query batch alone", BASE, {"inner": {"final_batch": "query"}}),
+    "stem-batch": ("batch norm of the stem by the batch", BASE, {"net": {"stem_norm": "batch"}}),
+    "sums": ("R on sums over the layers, as in the paper", BASE, {"loss": {"averaged": False}}),
+    "quirks": (
+        "defects of the reference code in place",
+        BASE,
+        {
+            "head": {"copy": "value"},
+            "loss": {"statistics": "reference", "activation": "smooth_leaky", "share": True},
+            "init": {"uniform_bias": True},
+        },
+    ),
+    "init-support": ("the initialisation alone, support batch", "npbml-1", {"inner": {"batch": "support"}}),
+    "init-joint": ("the initialisation alone, joint batch", "npbml-1", {}),
+    "inductive": ("the inductive loss alone", "npbml-7", {}),
+    "transductive": ("the transductive loss alone", "npbml-8", {}),
+    "regulariser": ("the regulariser alone", "npbml-9", {}),
+    "warp": ("with the warp, omega at 1e-5", "npbml-4", {}),
+    "warp-4": ("with the warp, omega at 1e-4", "npbml-4", {"train": {"lr": {"omega": 1e-4}}}),
+    "film": ("the full method, psi at 1e-5", "npbml-5", {}),
+    "film-4": ("the full method, psi at 1e-4", "npbml-5", {"train": {"lr": {"psi": 1e-4}}}),
+    "full-4": (
+        "the full method, omega and psi at 1e-4",
+        "npbml-5",
+        {"train": {"lr": {"omega": 1e-4, "psi": 1e-4}}},
+    ),
+    "film-batch": ("the full method, FiLM by the batch's mean", "npbml-5", {"film": {"conditioning": "batch"}}),
+    "film-losses": (
+        "FiLM in the loss networks alone, psi at 1e-4",
+        BASE,
+        {"loss": {"film": True}, "train": {"lr": {"psi": 1e-4}}},
+    ),
+}
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CHOICES)}; all if none is given")
+    made.add_argument("--encoder", type=Path, help="a run folder with a pre-trained encoder")
+    made.add_argument("--out", type=Path, default=Path("results/choices"), help="the folder for the outcomes")
+    made.add_argument("--work", type=Path, default=Path("runs/choices"), help="the folder for checkpoints")
+    made.add_argument("--shots", type=int, default=1)
+    made.add_argument("--steps", type=int, default=3000, help="meta-steps")
+    made.add_argument("--validation-tasks", type=int, default=600, help="those by which a step is chosen")
+    made.add_argument("--tasks", type=int, default=1000, help="meta-validation tasks of the comparison")
+    made.add_argument("--device", default="auto")
+    made.add_argument("--compile", choices=("auto", "on", "off"), default="auto", help="compile the inner step")
+    made.add_argument("--table", action="store_true", help="only show what is there")
+    options = made.parse_args()
+    if unknown := [name for name in options.names if name not in CHOICES]:
+        made.error(f"there is no choice {unknown[0]!r}")
+    if not options.table:
+        if options.encoder is None:
+            made.error("--encoder is needed: `npbml pretrain` makes one")
+        for name in options.names or CHOICES:
+            train(name, options)
+    table(options.out, options.shots)
+
+
+def train(name: str, options: argparse.Namespace) -> None:
+    """Meta-train a choice and write how accurate it is on each meta-validation task."""
+    file = options.out / f"{name}-{options.shots}shot.json"
+    if file.exists():
+        return
+    what, method, changes = CHOICES[name]
+    known = read_json(options.encoder / "config.json")
+    steps = {"steps": options.steps, "validate_every": max(1, options.steps // 6)}
+    steps["validation_tasks"] = options.validation_tasks
+    config = preset("best", known["dataset"], known["backbone"], method, options.shots)
+    same = {"seed": known["seed"], "net": {"widths": known["net"]["widths"]}}
+    config = override(config, {**same, "train": steps, "engine": {"compile": options.compile}})
+    config = override(method_config(config, method), changes)
+    device = choose_device(options.device)
+    make_reproducible(device)
+    store = open_dataset(config.dataset)
+    splits = {split: store.classes(split).to(device) for split in ("train", "val")}
+    learner = Learner(config, image_spec(splits["train"]), config.seed)
+    learner.take_pretrained(load_tensors(options.encoder / "pretrain" / "network.safetensors")[0])
+    folder, observer = options.work / f"{name}-{options.shots}shot", Spoken(name)
+    if config.relation.kind == "network":
+        relation = RelationTrainer(config, splits["train"], splits["val"], device, observer.said)
+        run_loop(_loop(config, folder, "relation", config.relation), relation, observer, {})
+        assert learner.relation is not None
+        learner.relation.load_state_dict(load_tensors(folder / "relation" / "learner.safetensors")[0])
+    learner.to(device)
+    precision = resolved(config.engine, device).precision
+    sources = {
+        split: TaskSource(learner, splits[split], config.shots, config.queries, precision) for split in splits
+    }
+    trainer = MetaTrainer(config, learner, sources["train"], sources["val"], observer.said)
+    loop = _loop(config, folder, "train", config.train)
+    summary = run_loop(loop, trainer, observer, {})
+    learner.load_state_dict(load_tensors(loop.file(0))[0])
+    answer = learner_answers(learner, sources["val"], trainer.answers)
+    together, purpose = config.test.together, "choices"
+    per_task = evaluate(answer, sources["val"].draw, options.tasks, together, config.seed, purpose)
+    lines = [json.loads(line) for line in (loop.folder / "metrics.jsonl").read_text().splitlines()]
+    outcome = {
+        "name": name,
+        "what": what,
+        "method": method,
+        "changes": changes,
+        "dataset": config.dataset,
+        "backbone": config.backbone,
+        "shots": options.shots,
+        "seed": config.seed,
+        "steps": options.steps,
+        "best_step": summary["best_step"],
+        "step_ms": summary["step_ms"],
+        "curve": [[line["step"], line["validation"]] for line in lines if "validation" in line],
+        "per_task": [round(value, 5) for value in per_task.tolist()],
+    }
+    write_json(file, outcome)
+
+
+def _loop(config: Config, folder: Path, stage: str, settings: Any) -> Loop:
+    return Loop(stage, folder / stage, "learner.safetensors", settings.steps, settings.validate_every, 60.0, stage)
+
+
+class Spoken(Observer):
+    """Says what happens in lines that tell whose it is."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def validated(self, step: int, value: str) -> None:
+        self.said(f"step {step}: {value}")
+
+    def said(self, words: str) -> None:
+        print(f"{self.name}: {words}", flush=True)
+
+
+def table(folder: Path, shots: int) -> None:
+    """Every outcome beside the base."""
+    found = {data["name"]: data for data in map(read_json, sorted(folder.glob(f"*-{shots}shot.json")))}
+    base = found.get("base")
+    rows = []
+    for name in CHOICES:
+        if name not in found:
+            continue
+        data = found[name]
+        per_task = torch.tensor(data["per_task"])
+        own = ACCURACY.over(per_task)
+        row = [name, data["what"], f"{own.mean:.2f} ± {own.ci95:.2f}", "", str(data["best_step"])]
+        if base and data is not base and len(base["per_task"]) == len(per_task):
+            apart = ACCURACY.over(per_task - torch.tensor(base["per_task"]))
+            row[3] = f"{apart.mean:+.2f} ± {apart.ci95:.2f}"
+        rows.append(row)
+    print_table(["", "", "meta-validation", "to base", "best step"], rows)
+
+
+if __name__ == "__main__":
+    main()
