@@ -30,58 +30,44 @@ from npbml.stages.loop import Loop, Observer, run_loop
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.relation import RelationTrainer
 
-BASE = "npbml-3"
-SAME_RATE = {"theta": 1e-5, "omega": 1e-5, "phi": 1e-5, "psi": 1e-5}
+FULL = "npbml"
+
+
+def rates(**lr: float) -> dict[str, Any]:
+    return {"train": {"lr": lr}}
+
+
 # name: what it is, the method, and what it changes in the settings of the protocol
 CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "base": ("the learned loss at phi 1e-3, theta 1e-5", BASE, {}),
-    "one-rate": ("one meta learning rate, 1e-5, as in the paper", BASE, {"train": {"lr": SAME_RATE}}),
-    "one-rate-high": (
-        "one meta learning rate, 1e-4",
-        BASE,
-        {"train": {"lr": {name: 1e-4 for name in SAME_RATE}}},
-    ),
-    "theta-4": ("theta at 1e-4", BASE, {"train": {"lr": {"theta": 1e-4}}}),
-    "phi-3e-3": ("phi at 3e-3", BASE, {"train": {"lr": {"phi": 3e-3}}}),
-    "argmax": ("the class of the highest relation score as the target", BASE, {"loss": {"target": "argmax"}}),
-    "relation-network": (
-        "scores of a trained relation network",
-        BASE,
-        {"relation": {"kind": "network", "steps": 6000, "validate_every": 2000}},
-    ),
-    "temperature-20": ("scores sharper by a factor of two", BASE, {"relation": {"temperature": 20.0}}),
-    "final-query": ("the scored prediction sees the query batch alone", BASE, {"inner": {"final_batch": "query"}}),
-    "stem-batch": ("batch norm of the stem by the batch", BASE, {"net": {"stem_norm": "batch"}}),
-    "sums": ("R on sums over the layers, as in the paper", BASE, {"loss": {"averaged": False}}),
-    "quirks": (
-        "defects of the reference code in place",
-        BASE,
-        {
-            "head": {"copy": "value"},
-            "loss": {"statistics": "reference", "activation": "smooth_leaky", "share": True},
-            "init": {"uniform_bias": True},
-        },
-    ),
-    "init-support": ("the initialisation alone, support batch", "npbml-1", {"inner": {"batch": "support"}}),
-    "init-joint": ("the initialisation alone, joint batch", "npbml-1", {}),
+    "base": ("the protocol best", FULL, {}),
+    "no-film": ("without FiLM", "npbml-4", {}),
+    "no-warp": ("without the warp", FULL, {"warp": {"kind": "none"}}),
+    "loss": ("the learned loss alone: no warp, no FiLM", "npbml-3", {}),
+    "warp": ("the warp alone: no learned loss, no FiLM", "npbml-2", {}),
+    "init": ("the initialisation alone", "npbml-1", {}),
+    "init-support": ("the same, support batch", "npbml-1", {"inner": {"batch": "support"}}),
     "inductive": ("the inductive loss alone", "npbml-7", {}),
     "transductive": ("the transductive loss alone", "npbml-8", {}),
     "regulariser": ("the regulariser alone", "npbml-9", {}),
-    "warp": ("with the warp, omega at 1e-5", "npbml-4", {}),
-    "warp-4": ("with the warp, omega at 1e-4", "npbml-4", {"train": {"lr": {"omega": 1e-4}}}),
-    "film": ("the full method, psi at 1e-5", "npbml-5", {}),
-    "film-4": ("the full method, psi at 1e-4", "npbml-5", {"train": {"lr": {"psi": 1e-4}}}),
-    "full-4": (
-        "the full method, omega and psi at 1e-4",
-        "npbml-5",
-        {"train": {"lr": {"omega": 1e-4, "psi": 1e-4}}},
+    "one-rate": ("every rate 1e-5, as in the paper", FULL, rates(theta=1e-5, omega=1e-5, phi=1e-5, psi=1e-5)),
+    "one-rate-high": ("every rate 1e-4", FULL, rates(theta=1e-4, omega=1e-4, phi=1e-4, psi=1e-4)),
+    "theta": ("theta at 1e-4", FULL, rates(theta=1e-4)),
+    "omega": ("omega at 1e-5", FULL, rates(omega=1e-5)),
+    "phi": ("phi at 3e-3", FULL, rates(phi=3e-3)),
+    "psi": ("psi at 1e-5", FULL, rates(psi=1e-5)),
+    "constant": ("rates that stay as they are", FULL, {"train": {"schedule": "constant"}}),
+    "argmax": ("the class of the highest score as the target", FULL, {"loss": {"target": "argmax"}}),
+    "relation-network": (
+        "scores of a trained relation network",
+        FULL,
+        {"relation": {"kind": "network", "steps": 10_000, "validate_every": 2500}},
     ),
-    "film-batch": ("the full method, FiLM by the batch's mean", "npbml-5", {"film": {"conditioning": "batch"}}),
-    "film-losses": (
-        "FiLM in the loss networks alone, psi at 1e-4",
-        BASE,
-        {"loss": {"film": True}, "train": {"lr": {"psi": 1e-4}}},
-    ),
+    "final-query": ("the scored prediction sees the queries alone", FULL, {"inner": {"final_batch": "query"}}),
+    "stem-batch": ("batch norm of the stem by the batch", FULL, {"net": {"stem_norm": "batch"}}),
+    "film-batch": ("FiLM by the batch's mean, not by item", FULL, {"film": {"conditioning": "batch"}}),
+    "warp-norm": ("batch norm behind the warp, as published", FULL, {"warp": {"norm": True}}),
+    "sums": ("R on sums over the layers, as published", FULL, {"loss": {"averaged": False}}),
+    "quirks": ("the defects of the reference code", "npbml-quirks", {}),
 }
 
 
@@ -97,6 +83,8 @@ def main() -> None:
     made.add_argument("--tasks", type=int, default=1000, help="meta-validation tasks of the comparison")
     made.add_argument("--device", default="auto")
     made.add_argument("--compile", choices=("auto", "on", "off"), default="auto", help="compile the inner step")
+    made.add_argument("--engine-tasks", choices=("auto", "together", "loop"), default="auto")
+    made.add_argument("--precision", choices=("auto", "float32", "tf32", "bfloat16"), default="auto")
     made.add_argument("--table", action="store_true", help="only show what is there")
     options = made.parse_args()
     if unknown := [name for name in options.names if name not in CHOICES]:
@@ -120,7 +108,8 @@ def train(name: str, options: argparse.Namespace) -> None:
     steps["validation_tasks"] = options.validation_tasks
     config = preset("best", known["dataset"], known["backbone"], method, options.shots)
     same = {"seed": known["seed"], "net": {"widths": known["net"]["widths"]}}
-    config = override(config, {**same, "train": steps, "engine": {"compile": options.compile}})
+    engine = {"compile": options.compile, "precision": options.precision, "tasks": options.engine_tasks}
+    config = override(config, {**same, "train": steps, "engine": engine})
     config = override(method_config(config, method), changes)
     device = choose_device(options.device)
     make_reproducible(device)

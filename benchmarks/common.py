@@ -5,6 +5,7 @@ import gc
 import importlib
 import json
 import math
+import os
 import platform
 import statistics
 import sys
@@ -51,6 +52,7 @@ def begin(options: argparse.Namespace) -> torch.device:
         torch.set_num_threads(options.threads)
     # One inner step is compiled for many settings here; past a limit torch would go on without a word, uncompiled.
     torch._dynamo.config.recompile_limit = 64
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # as in every run: 32 MiB less for each stream
     use_tf32(False)  # the tasks' frozen work is done once, for all variants: not in TF32, which cudnn has on
     return choose_device(options.device)
 
