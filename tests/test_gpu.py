@@ -10,6 +10,7 @@ import torch
 from npbml.config import Config, method_config, override, preset
 from npbml.data.tasks import ClassSet
 from npbml.engine.device import make_reproducible
+from npbml.engine.settings import resolved
 from npbml.engine.source import TaskSource
 from npbml.learner import Learner
 from npbml.learner.settings import image_spec
@@ -58,8 +59,9 @@ def relation_trainer(config: Config, device: str, say: Callable[[str], None]) ->
 def meta_trainer(config: Config, device: str, say: Callable[[str], None]) -> MetaTrainer:
     train, val = colours(5, "train", device), colours(4, "val", device)
     learner = Learner(config, image_spec(train), config.seed).to(device)
-    source, judge = (TaskSource(learner, classes, config.shots, config.queries) for classes in (train, val))
-    return MetaTrainer(config, learner, source, judge, say)
+    precision = resolved(config.engine, torch.device(device)).precision
+    sources = [TaskSource(learner, classes, config.shots, config.queries, precision) for classes in (train, val)]
+    return MetaTrainer(config, learner, *sources, say)
 
 
 STAGES: dict[str, tuple[Make, dict[str, Any]]] = {
@@ -97,13 +99,20 @@ def train(
     trainer = make(config, device, said.append)
     run_loop(Loop("stage", folder, "weights", 6, 3, 0.0, "the same"), trainer, observer or Observer(), {})
     assert not said
+    return weights(trainer)
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
     return torch.cat([p.detach().flatten().double().cpu() for p in trainer.module.parameters()])
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_recorded_stage_does_what_a_cpu_does(stage: str, tmp_path: Path) -> None:
+    """Adam divides by the gradient's size, so that rounding shows where that is next to nothing."""
     found, expected = (train(stage, device, tmp_path / device) for device in ("cuda", "cpu"))
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    make, changes = STAGES[stage]
+    start = weights(make(configured(changes), "cpu", print))
+    assert (found - expected).norm() < 1e-2 * (expected - start).norm()
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])

@@ -19,7 +19,7 @@ def environment(config: Config, device: torch.device, data: str) -> dict[str, An
         "npbml": npbml.__version__,
         "python": platform.python_version(),
         **{name: version(name) for name in packages},
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "device": describe_device(device),
         "cores": os.cpu_count(),
         "seed": config.seed,

@@ -32,7 +32,7 @@ from npbml.data.sinusoid import Sinusoids
 from npbml.data.store import Store
 from npbml.data.tasks import ClassSet
 from npbml.engine.capture import Replay
-from npbml.engine.device import choose_device, describe_device, make_reproducible
+from npbml.engine.device import choose_device, describe_device, make_reproducible, set_precision
 from npbml.engine.distributed import by_first
 from npbml.engine.evaluate import ACCURACY, MEASURES, Accuracy, Measure, evaluate, learner_answers
 from npbml.engine.settings import resolved
@@ -69,6 +69,7 @@ class Run:
         self._features: Features = {}  # the stem's, of each split: most methods of a run have the same stem
         if config.engine.deterministic:
             make_reproducible(self.device)
+        set_precision(resolved(config.engine, self.device).precision)
 
     @classmethod
     def open(cls, folder: Path | str, observer: Observer | None = None) -> "Run":

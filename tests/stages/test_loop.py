@@ -213,3 +213,23 @@ def test_the_best_states_are_kept_in_order(tmp_path: Path, measure: Measure, sto
         "weights-3.safetensors",
         "weights.safetensors",
     ]
+
+
+def test_the_optimisers_state_is_laid_out_as_its_parameters_are(loop: Loop) -> None:
+    """Filters have channels last on a GPU, where a fused step refuses a momentum with channels first."""
+
+    def trainer(crash_at: int | None = None) -> LineTrainer:
+        made = LineTrainer(crash_at=crash_at)
+        made.module.append(nn.Conv2d(2, 3, 3).double().to(memory_format=torch.channels_last))
+        made.optimizer = torch.optim.Adam(made.module.parameters(), lr=0.05)
+        plain = made.module[:3]
+        made.module.forward = lambda x: plain(x) + made.module[-1](x.new_ones(1, 2, 3, 3)).sum()  # type: ignore
+        return made
+
+    with pytest.raises(MemoryError):
+        run_loop(loop, trainer(crash_at=5), Observer(), {})
+    again = trainer()
+    filters = again.module[-1].weight
+    run_loop(loop, again, Observer(), {})
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert again.optimizer.state[filters][name].stride() == filters.stride() != filters.contiguous().stride()

@@ -49,7 +49,6 @@ def make_reproducible(device: torch.device) -> None:
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # the other one allowed takes 32 MiB a stream
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # every new tensor would be written twice
 
 
 def set_precision(precision: str) -> None:

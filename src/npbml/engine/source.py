@@ -12,7 +12,7 @@ from torch import Tensor
 from npbml.data.sinusoid import Sinusoids
 from npbml.data.store import cache_folder
 from npbml.data.tasks import ClassSet, task_noise
-from npbml.engine.device import in_precision
+from npbml.engine.device import in_precision, set_precision
 from npbml.learner import Learner, Prepared
 
 CACHE_BYTES = 4 * 2**30  # of a CPU's memory; of a GPU's it may be half of what is free
@@ -55,6 +55,7 @@ class TaskSource:
     ) -> None:
         self.learner, self.classes, self.shots, self.queries = learner, classes, shots, queries
         self.precision = precision
+        set_precision(precision)
         self.features: Tensor | None = None
         if learner.settings.net.stem_norm == "running":
             kept, key = {} if kept is None else kept, self._key()

@@ -207,9 +207,14 @@ class _State:
         state.best = [_below(f"best.{rank}.", tensors) for rank in range(len(state.kept))]
         trainer.module.load_state_dict(_below("module.", tensors))
         entries: dict[int, dict[str, Tensor]] = {}
+        parameters = [parameter for part in trainer.optimizer.param_groups for parameter in part["params"]]
         for name, tensor in _below("optimizer.", tensors).items():
             index, _, key = name.partition(".")
-            entries.setdefault(int(index), {})[key] = tensor
+            if (
+                tensor.shape == parameters[int(index)].shape
+            ):  # fused optimisers want it laid out as its parameter is
+                tensor = torch.empty_like(parameters[int(index)]).copy_(tensor)
+            entries.setdefault(int(index), {})[key] = tensor.detach()
         groups = trainer.optimizer.state_dict()["param_groups"]
         trainer.optimizer.load_state_dict({"state": entries, "param_groups": groups})
         return state
