@@ -29,7 +29,7 @@ class Config(LearnerSettings):
     """Where the defaults come from: published (its authors), fast (the same, pre-trained in a tenth of the time),
     best (what did best in trials so far), quick (minutes on two cores) or common (docs/methods.md)."""
     baselines: tuple[str, ...] = setting(("maml", "prototypes"))
-    """What `npbml run` sets beside the method."""
+    """What `npbml run` sets beside the method; with spaces or commas between."""
     shots: int = setting(1, low=1)
     """Labelled examples of each class, K."""
     queries: int = setting(15, low=1)

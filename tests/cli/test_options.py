@@ -157,9 +157,17 @@ def test_a_run_without_a_name_is_named_by_its_settings() -> None:
     }
     assert "runs/glyphs-conv4-5way-1shot-quick-seed0" in names and len(names) == 6
     assert read_configuration(cli.run, ["--run", "here"]).folder == Path("here")
+    waves = read_configuration(cli.run, ["--dataset", "sinusoid"])
+    assert str(waves.folder) == "runs/sinusoid-mlp-10shot-quick-seed0"  # waves have no classes
 
 
 RECIPE = 'base = "npbml"\n[precondition]\nchain = ["svd"]\n'
+
+
+def test_baselines_take_spaces_or_commas(settled: Callable[..., Config]) -> None:
+    assert settled("--baselines", "maml", "anil").baselines == ("maml", "anil")
+    assert settled("--baselines", "maml,anil", "prototypes").baselines == ("maml", "anil", "prototypes")
+    assert settled("--baselines").baselines == ()
 
 
 @pytest.mark.parametrize("where", ["option", "equals", "file", "json"])

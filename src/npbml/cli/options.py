@@ -95,7 +95,7 @@ def read_settings(
     config = replace(
         config,
         method=method or method_name(config.method),
-        baselines=tuple(map(method_name, config.baselines)),
+        baselines=tuple(method_name(name) for names in config.baselines for name in names.split(",") if name),
     )
     words = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"}
     named = {name: value for name, _, value in describe(Config, config) if name in words}
@@ -126,8 +126,9 @@ def _defaults(names: dict[str, Any]) -> Config:
 
 def run_name(config: Config) -> str:
     """The run folder's name where none is given."""
+    task = f"{config.ways}way-{config.shots}shot" if config.target == "classes" else f"{config.shots}shot"
     data = Path(config.dataset).name or "pictures"
-    return f"{data}-{config.backbone}-{config.ways}way-{config.shots}shot-{config.protocol}-seed{config.seed}"
+    return f"{data}-{config.backbone}-{task}-{config.protocol}-seed{config.seed}"
 
 
 def peek(arguments: list[str], names: Iterable[str]) -> dict[str, str]:
