@@ -45,6 +45,7 @@ from npbml.learner.settings import image_spec
 from npbml.methods import BUILT_IN, RECIPES, Recipe, register
 from npbml.nets.network import Network, smallest_image
 from npbml.nets.relation import RelationNetwork
+from npbml.records import Records
 from npbml.settings import from_dict, to_dict
 from npbml.stages.loop import Loop, Observer, read_summary, run_loop
 from npbml.stages.metatrain import MetaTrainer
@@ -66,6 +67,7 @@ class Run:
     def __init__(self, folder: Path, config: Config, observer: Observer | None = None) -> None:
         self.folder, self.config, self.observer = folder, config, observer or Observer()
         self.device = choose_device(config.device)
+        self.records = Records(folder, config.dataset)
         self._features: Features = {}  # the stem's, of each split: most methods of a run have the same stem
         if config.engine.deterministic:
             make_reproducible(self.device)
@@ -275,7 +277,7 @@ class Run:
         if method in summaries:
             own = summaries[method]
             record |= {name: own[name] for name in ("start", "validation", "best_step", "step_ms", "kept")}
-        by_first(lambda: self._keep(record, per_task))
+        by_first(lambda: self.records.keep(record, per_task))
         return record
 
     def learner(self, method: str | None = None) -> Learner:
@@ -309,15 +311,11 @@ class Run:
 
     def results(self) -> list[dict[str, Any]]:
         """The records of results.json."""
-        path = self.folder / "results.json"
-        return read_json(path) if path.exists() else []
+        return self.records.all()
 
     def paired_difference(self, method: str, other: str, dataset: str) -> Accuracy | None:
         """How much more accurate `method` is than `other`, over the test tasks that both were given."""
-        paths = [self._test_file(name, dataset) for name in (method, other)]
-        if not all(path.exists() for path in paths):
-            return None
-        return paired(self.measure, *paths)
+        return self.records.difference(self.measure, method, other, dataset)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -419,16 +417,6 @@ class Run:
             "version": npbml.__version__,
         }
 
-    def _keep(self, record: dict[str, Any], per_task: Tensor) -> None:
-        key = (record["method"], record["dataset"])
-        records = {(other["method"], other["dataset"]): other for other in self.results()}
-        write_json(self._test_file(*key), {"per_task": per_task.tolist()})
-        write_json(self.folder / "results.json", list((records | {key: record}).values()))
-
-    def _test_file(self, method: str, dataset: str) -> Path:
-        own = dataset == self.config.dataset
-        return self.folder / method / ("test.json" if own else f"test-{Path(dataset).name}.json")
-
     def _foreign(self, dataset: str) -> ClassSet:
         """The test classes of another data set, in the run's size, channels and normalisation."""
         images = self.images
@@ -440,13 +428,6 @@ class Run:
         )
         classes.check(self.config.ways, self.config.shots, self.config.queries)
         return classes.to(self.device)
-
-
-def paired(measure: Measure, mine: Path, theirs: Path) -> Accuracy:
-    """The difference between two methods over the test tasks that both were given."""
-    one, other = (torch.tensor(read_json(path)["per_task"], dtype=torch.float64) for path in (mine, theirs))
-    count = min(len(one), len(other))  # more tasks begin with the same ones
-    return measure.over(one[:count] - other[:count])
 
 
 def read_config(folder: Path) -> Config:

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from npbml.engine.evaluate import ACCURACY, Measure
+from npbml.records import paired
 from npbml.report.terminal import best_of, duration, heading, measure_of, task_words, with_interval
-from npbml.runs import paired
 
 Row = dict[str, Any]
 
