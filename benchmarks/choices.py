@@ -67,6 +67,7 @@ CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "film-batch": ("FiLM by the batch's mean, not by item", FULL, {"film": {"conditioning": "batch"}}),
     "warp-norm": ("batch norm behind the warp, as published", FULL, {"warp": {"norm": True}}),
     "sums": ("R on sums over the layers, as published", FULL, {"loss": {"averaged": False}}),
+    "augment": ("tasks augmented as in pre-training", FULL, {"train": {"augment": True}}),
     "quirks": ("the defects of the reference code", "npbml-quirks", {}),
 }
 
