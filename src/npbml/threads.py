@@ -20,7 +20,13 @@ def each_in_a_thread(function: Callable[..., T], items: Iterable[tuple[Any, ...]
     threads = torch.get_num_threads()
     if threads == 1 or not on_cpu:
         return [function(*item) for item in items]
-    return list(_pool(threads).map(lambda item: function(*item), items))
+    lower, precision = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+    def one(item: tuple[Any, ...]) -> T:
+        with torch.autocast("cpu", precision, enabled=lower):  # which a thread does not take over by itself
+            return function(*item)
+
+    return list(_pool(threads).map(one, items))
 
 
 @cache
