@@ -66,6 +66,7 @@ def meta_trainer(config: Config, device: str, say: Callable[[str], None]) -> Met
 
 STAGES: dict[str, tuple[Make, dict[str, Any]]] = {
     "pre-training": (pretrainer, {}),
+    "pre-training, two generations": (pretrainer, {"pretrain": {"steps": 3, "generations": 2}}),
     "relation network": (relation_trainer, {}),
     "meta-training, kept features": (meta_trainer, {"net": {"stem_norm": "running"}}),
     "meta-training, a stem of batch statistics": (meta_trainer, {"net": {"stem_norm": "batch"}}),

@@ -360,11 +360,12 @@ class Run:
             settings = config.pretrain if stage == "pretrain" else config.relation
         weights = {"pretrain": "network.safetensors", "relation": "relation.safetensors"}
         trained = stage not in _DEPENDS
+        steps = settings.steps * (config.pretrain.generations if stage == "pretrain" else 1)
         return Loop(
             stage,
             self.folder / stage,
             weights.get(stage, "learner.safetensors"),
-            settings.steps,
+            steps,
             settings.validate_every,
             config.checkpoint_seconds,
             self._fingerprint(stage, config),

@@ -1,6 +1,9 @@
 """Pre-training: the encoder learns to tell all training classes apart."""
 
+import copy
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -30,6 +33,7 @@ from npbml.stages.settings import PretrainSettings
 from npbml.threads import each_in_a_thread
 
 TURNS = 4
+SOFTENED = 4.0  # what the logits are divided by, of which a later generation learns
 
 
 class Pretrainer:
@@ -51,17 +55,22 @@ class Pretrainer:
         set_precision(self.engine.precision)
         self.network = pretrain_network(config, image_spec(train))
         head = nn.Linear(self.network.width, len(train) * (TURNS if config.pretrain.turns else 1))
-        self.module = nn.ModuleDict({"network": self.network, "head": head})
-        initialise(self.module, config.init.std, generator(config.seed, "pretrain"))
-        placed(self.module, device)
-        set_norm(self.network, "track")
         settings = config.pretrain
+        student = nn.Sequential(OrderedDict(network=self.network, head=head))
+        initialise(student, config.init.std, generator(config.seed, "pretrain"))
+        self.start = {name: tensor.clone() for name, tensor in student.state_dict().items()}
+        self.student, self.teacher = student, freeze(copy.deepcopy(student))
+        self.module: nn.Module = student
+        if settings.generations > 1:
+            self.module = nn.ModuleDict({"student": self.student, "teacher": self.teacher})
+        placed(self.module, device)
+        self._set_norms()
         check_share("pretrain.batch", settings.batch)
         for part in self.network.modules():
             if isinstance(part, Norm) and world()[1] > 1:
                 part.total = summed
         self.optimizer = torch.optim.SGD(
-            [parameter for parameter in self.module.parameters() if parameter.requires_grad],
+            [parameter for parameter in student.parameters() if parameter.requires_grad],
             lr=settings.lr,
             momentum=settings.momentum,
             nesterov=settings.momentum > 0,
@@ -76,16 +85,35 @@ class Pretrainer:
 
     def step(self, index: int) -> dict[str, float]:
         settings, step = self.config.pretrain, self.gradient_step
+        generation, place = divmod(index, settings.steps)
+        if generation and not place:
+            self._succeed()
         numbers = draw_numbers(generator(self.config.seed, "pretrain", index), 2).to(self.train.images.device)
-        loss, *gradients = sum_over_ranks(step.find(self._gradient, (numbers,)))
-        value, rate = loss.item(), learning_rate(settings, index)
+        taught = generation > 0
+        loss, *gradients = sum_over_ranks(step.find(partial(self._gradient, taught=taught), (numbers,), taught))
+        value, rate = loss.item(), learning_rate(settings, place)
         if not value < float("inf"):
             raise RunError(f"The pre-training loss is {value} at step {index + 1}: lower pretrain.lr.")
         step.set_rate(lambda part: rate)
         step.apply(gradients)
         return {"loss": value, "lr": rate}
 
-    def _gradient(self, numbers: Tensor) -> list[Tensor]:
+    @torch.no_grad()
+    def _succeed(self) -> None:
+        """What was trained becomes the teacher of a generation that begins anew."""
+        self.teacher.load_state_dict(self.student.state_dict())
+        self.student.load_state_dict(self.start)
+        for state in self.optimizer.state.values():
+            for tensor in state.values():
+                if isinstance(tensor, Tensor):
+                    tensor.zero_()
+
+    def _set_norms(self) -> None:
+        """The batch-norm modes of pre-training."""
+        set_norm(self.module, "running")
+        set_norm(self.network, "track")
+
+    def _gradient(self, numbers: Tensor, taught: bool = False) -> list[Tensor]:
         """This rank's part of the loss of the batch drawn from two numbers, and the gradient of it."""
         settings, classes = self.config.pretrain, self.train
         chosen = (keys(numbers[0], settings.batch) % len(classes.images))[mine(settings.batch)]
@@ -97,8 +125,13 @@ class Pretrainer:
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)
         with in_precision(self.engine.precision, self.device):
-            logits = self.module["head"](self.network(images)).to(images.dtype)
-        loss = F.cross_entropy(logits, labels) * (len(chosen) / settings.batch)
+            logits = self.student(images).to(images.dtype)
+        loss = F.cross_entropy(logits, labels)
+        if taught:
+            with torch.no_grad(), in_precision(self.engine.precision, self.device):
+                known = self.teacher(images).to(images.dtype)
+            loss = (loss + distance(logits, known)) / 2
+        loss = loss * (len(chosen) / settings.batch)
         return [loss.detach(), *torch.autograd.grad(loss, self.gradient_step.parameters)]
 
     def validate(self) -> float:
@@ -113,7 +146,7 @@ class Pretrainer:
             "validation",
             self.answers,
         )
-        set_norm(self.network, "track")
+        self._set_norms()
         return ACCURACY.over(per_task).mean
 
     def result(self) -> Mapping[str, Tensor]:
@@ -140,6 +173,12 @@ def augmented(
         return classes.normalise(vary(images, variation)).unflatten(0, tuple(indices.shape))
 
     return look
+
+
+def distance(logits: Tensor, known: Tensor) -> Tensor:
+    """How far softened predictions are from known ones (Hinton et al., 2015)."""
+    softened = F.log_softmax(logits / SOFTENED, 1)
+    return SOFTENED**2 * F.kl_div(softened, F.softmax(known / SOFTENED, 1), reduction="batchmean")
 
 
 def turned(images: Tensor, turns: Tensor) -> Tensor:
