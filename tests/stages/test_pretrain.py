@@ -331,7 +331,7 @@ def test_each_turn_of_a_class_is_a_class() -> None:
 
 
 def test_a_later_generation_learns_from_the_one_before() -> None:
-    """It begins where the first did, taught by what that became; half of its loss is the distance to the teacher."""
+    """It begins where the first did, taught by what that became; half of its loss is the distance to that."""
     trainer = pretrainer(pretrain={"generations": 2, "steps": 3})
     begun = state(trainer)
     for index in range(3):
