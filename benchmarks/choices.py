@@ -1,12 +1,13 @@
 """What the choices that the paper leaves open are worth, on meta-validation:
 
     npbml pretrain --dataset cifar-fs --protocol best --run runs/encoder
-    python benchmarks/choices.py --encoder runs/encoder --out results/choices
-    python benchmarks/choices.py --out results/choices --table
+    python benchmarks/choices.py --encoder runs/encoder
+    python benchmarks/choices.py --table
 
 Every choice is meta-trained from the same encoder, with the settings of the protocol `best` but for what its name
 says, and compared with `base` on the same tasks of the meta-validation classes. These are not the tasks by which
-the best step is chosen. Choices can be named, and run beside each other: each writes a file of its own.
+the best step is chosen. Choices can be named, and run beside each other: each writes a file of its own. Tables of
+all that is there are printed, and written beside the files as tables.md.
 """
 
 import argparse
@@ -15,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import print_table
 
-from npbml.config import Config, method_config, override, preset
+from npbml.config import method_config, override, preset
 from npbml.data.sets import open_dataset
 from npbml.engine.device import choose_device, make_reproducible
 from npbml.engine.evaluate import ACCURACY, evaluate, learner_answers
 from npbml.engine.settings import resolved
 from npbml.engine.source import TaskSource
-from npbml.files import load_tensors, read_json, write_json
+from npbml.files import load_tensors, read_json, write_json, write_whole
 from npbml.learner import Learner
 from npbml.learner.settings import image_spec
 from npbml.stages.loop import Loop, Observer, run_loop
@@ -40,6 +40,7 @@ def rates(**lr: float) -> dict[str, Any]:
 # name: what it is, the method, and what it changes in the settings of the protocol
 CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "base": ("the protocol best", FULL, {}),
+    "rounding": ("the same, rounded in another way: TF32", FULL, {"engine": {"precision": "tf32"}}),
     "no-film": ("without FiLM", "npbml-4", {}),
     "no-warp": ("without the warp", FULL, {"warp": {"kind": "none"}}),
     "loss": ("the learned loss alone: no warp, no FiLM", "npbml-3", {}),
@@ -95,16 +96,18 @@ def main() -> None:
             made.error("--encoder is needed: `npbml pretrain` makes one")
         for name in options.names or CHOICES:
             train(name, options)
-    table(options.out, options.shots)
+    lines = tables([read_json(path) for path in sorted(options.out.glob("*.json"))])
+    print("\n".join(lines))
+    write_whole(options.out / "tables.md", ("\n".join(lines) + "\n").encode())
 
 
 def train(name: str, options: argparse.Namespace) -> None:
     """Meta-train a choice and write how accurate it is on each meta-validation task."""
-    file = options.out / f"{name}-{options.shots}shot.json"
-    if file.exists():
+    known = read_json(options.encoder / "config.json")
+    place = f"{Path(known['dataset']).name}-{known['backbone']}-{options.shots}shot-{name}"
+    if (options.out / f"{place}.json").exists():
         return
     what, method, changes = CHOICES[name]
-    known = read_json(options.encoder / "config.json")
     steps = {"steps": options.steps, "validate_every": max(1, options.steps // 6)}
     steps["validation_tasks"] = options.validation_tasks
     config = preset("best", known["dataset"], known["backbone"], method, options.shots)
@@ -118,10 +121,10 @@ def train(name: str, options: argparse.Namespace) -> None:
     splits = {split: store.classes(split).to(device) for split in ("train", "val")}
     learner = Learner(config, image_spec(splits["train"]), config.seed)
     learner.take_pretrained(load_tensors(options.encoder / "pretrain" / "network.safetensors")[0])
-    folder, observer = options.work / f"{name}-{options.shots}shot", Spoken(name)
+    folder, observer = options.work / place, Spoken(name)
     if config.relation.kind == "network":
         relation = RelationTrainer(config, splits["train"], splits["val"], device, observer.said)
-        run_loop(_loop(config, folder, "relation", config.relation), relation, observer, {})
+        run_loop(_loop(folder, "relation", config.relation), relation, observer, {})
         assert learner.relation is not None
         learner.relation.load_state_dict(load_tensors(folder / "relation" / "learner.safetensors")[0])
     learner.to(device)
@@ -130,7 +133,7 @@ def train(name: str, options: argparse.Namespace) -> None:
         split: TaskSource(learner, splits[split], config.shots, config.queries, precision) for split in splits
     }
     trainer = MetaTrainer(config, learner, sources["train"], sources["val"], observer.said)
-    loop = _loop(config, folder, "train", config.train)
+    loop = _loop(folder, "train", config.train)
     summary = run_loop(loop, trainer, observer, {})
     learner.load_state_dict(load_tensors(loop.file(0))[0])
     answer = learner_answers(learner, sources["val"], trainer.answers)
@@ -152,10 +155,10 @@ def train(name: str, options: argparse.Namespace) -> None:
         "curve": [[line["step"], line["validation"]] for line in lines if "validation" in line],
         "per_task": [round(value, 5) for value in per_task.tolist()],
     }
-    write_json(file, outcome)
+    write_json(options.out / f"{place}.json", outcome)
 
 
-def _loop(config: Config, folder: Path, stage: str, settings: Any) -> Loop:
+def _loop(folder: Path, stage: str, settings: Any) -> Loop:
     return Loop(stage, folder / stage, "learner.safetensors", settings.steps, settings.validate_every, 60.0, stage)
 
 
@@ -172,23 +175,32 @@ class Spoken(Observer):
         print(f"{self.name}: {words}", flush=True)
 
 
-def table(folder: Path, shots: int) -> None:
-    """Every outcome beside the base."""
-    found = {data["name"]: data for data in map(read_json, sorted(folder.glob(f"*-{shots}shot.json")))}
-    base = found.get("base")
-    rows = []
-    for name in CHOICES:
-        if name not in found:
-            continue
-        data = found[name]
-        per_task = torch.tensor(data["per_task"])
-        own = ACCURACY.over(per_task)
-        row = [name, data["what"], f"{own.mean:.2f} ± {own.ci95:.2f}", "", str(data["best_step"])]
-        if base and data is not base and len(base["per_task"]) == len(per_task):
-            apart = ACCURACY.over(per_task - torch.tensor(base["per_task"]))
-            row[3] = f"{apart.mean:+.2f} ± {apart.ci95:.2f}"
-        rows.append(row)
-    print_table(["", "", "meta-validation", "to base", "best step"], rows)
+def tables(outcomes: list[dict[str, Any]]) -> list[str]:
+    """Markdown: for each data set, network and number of shots, every choice beside the base."""
+    lines = ["# Choices, on meta-validation"]
+    for where in dict.fromkeys((data["dataset"], data["backbone"], data["shots"]) for data in outcomes):
+        found = {
+            data["name"]: data for data in outcomes if (data["dataset"], data["backbone"], data["shots"]) == where
+        }
+        some = next(iter(found.values()))
+        lines += [
+            f"\n5-way {where[2]}-shot {where[0]}, {where[1]}, seed {some['seed']}, {some['steps']} meta-steps, "
+            f"{len(some['per_task'])} meta-validation tasks:\n",
+            "| choice | | accuracy, % | to the base | best step |",
+            "| --- | --- | --- | --- | --- |",
+        ]
+        lines += [row(found[name], found.get("base")) for name in CHOICES if name in found]
+    return lines
+
+
+def row(data: dict[str, Any], base: dict[str, Any] | None) -> str:
+    per_task = torch.tensor(data["per_task"])
+    own, difference = ACCURACY.over(per_task), ""
+    if base and data is not base and len(base["per_task"]) == len(per_task):
+        apart = ACCURACY.over(per_task - torch.tensor(base["per_task"]))
+        difference = f"{apart.mean:+.2f} ± {apart.ci95:.2f}"
+    cells = [data["name"], data["what"], f"{own.mean:.2f} ± {own.ci95:.2f}", difference, str(data["best_step"])]
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":
