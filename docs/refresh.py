@@ -1,9 +1,10 @@
-"""Put the results and pictures of finished runs into the README.
+"""Put the results and pictures of finished runs into the README, and into that of the results.
 
 python docs/refresh.py runs RUN [RUN ...]   a row for each run of `npbml run --seed N`; pictures of the first
 python docs/refresh.py comparison RUN       the table and picture of an `npbml compare`
 python docs/refresh.py regression RUN       the table of an `npbml compare --dataset sinusoid`
 python docs/refresh.py results FOLDER       the cells of NPBML among the results of `npbml reproduce`
+python docs/refresh.py common RUN [RUN ...] every `npbml compare` of all systems, in results/README.md
 """
 
 import json
@@ -16,12 +17,16 @@ from npbml.reproduce import read_results
 
 DOCS = Path(__file__).resolve().parent
 README = DOCS.parent / "README.md"
+RESULTS = DOCS.parent / "results"
 
 
 def main() -> None:
     kind, runs = (sys.argv[1:] or [""])[0], [Path(name) for name in sys.argv[2:]]
-    if kind not in ("runs", "comparison", "regression", "results") or not runs:
+    if kind not in ("runs", "comparison", "regression", "results", "common") or not runs:
         sys.exit(__doc__)
+    if kind == "common":
+        put("common", [line for run in runs for line in common_table(run)], RESULTS / "README.md")
+        return
     if kind == "results":
         put("results", summary(read_results(runs[0])))
         return
@@ -36,12 +41,20 @@ def main() -> None:
         shutil.copy(picture, DOCS / "pictures" / f"{name}.png")
 
 
-def put(kind: str, lines: list[str]) -> None:
+def put(kind: str, lines: list[str], file: Path = README) -> None:
     """Replace what stands between the two marks of that kind."""
     begin, end = f"<!-- python docs/refresh.py {kind} -->", f"<!-- end of {kind} -->"
-    before, _, rest = README.read_text(encoding="utf-8").partition(begin)
+    before, _, rest = file.read_text(encoding="utf-8").partition(begin)
     _, _, after = rest.partition(end)
-    README.write_text(before + "\n".join([begin, *lines, end]) + after, encoding="utf-8")
+    file.write_text(before + "\n".join([begin, *lines, end]) + after, encoding="utf-8")
+
+
+def common_table(run: Path) -> list[str]:
+    """The table of a comparison, and its picture, which is kept beside the results."""
+    first = json.loads((run / "comparison.json").read_text())[0]
+    picture = f"common-{first['dataset']}-{first['shots']}shot.png"
+    shutil.copy(run / "pictures" / "comparison.png", RESULTS / picture)
+    return [*comparison_table(run), "", f"![accuracy and time of every method]({picture})", ""]
 
 
 def runs_table(runs: list[Path]) -> list[str]:
@@ -72,7 +85,8 @@ def comparison_table(run: Path) -> list[str]:
         f"{ways}{first['shots']}-shot {first['dataset']}, {first['backbone']}, {first['protocol']} protocol, "
         f"seed {first['seed']}, {first['tasks']} test tasks, on {first['device']}:",
         "",
-        f"| method | validation at the start | after | test {measure}{unit} | minus {first['method']} | ms a meta-step |",
+        f"| method | validation at the start | after | test {measure}{unit} | minus {first['method']} "
+        "| ms a meta-step |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
