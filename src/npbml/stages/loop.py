@@ -210,11 +210,10 @@ class _State:
         parameters = [parameter for part in trainer.optimizer.param_groups for parameter in part["params"]]
         for name, tensor in _below("optimizer.", tensors).items():
             index, _, key = name.partition(".")
-            if (
-                tensor.shape == parameters[int(index)].shape
-            ):  # fused optimisers want it laid out as its parameter is
-                tensor = torch.empty_like(parameters[int(index)]).copy_(tensor)
-            entries.setdefault(int(index), {})[key] = tensor.detach()
+            parameter = parameters[int(index)].detach()
+            if tensor.shape == parameter.shape:  # fused optimisers want it laid out as its parameter is
+                tensor = torch.empty_like(parameter).copy_(tensor)
+            entries.setdefault(int(index), {})[key] = tensor
         groups = trainer.optimizer.state_dict()["param_groups"]
         trainer.optimizer.load_state_dict({"state": entries, "param_groups": groups})
         return state

@@ -32,7 +32,7 @@ from npbml.rule.warp import Warp
 from npbml.stages.settings import PretrainSettings
 from npbml.threads import each_in_a_thread
 
-TURNS = 4
+TURNS = 4  # quarters
 SOFTENED = 4.0  # what the logits are divided by, of which a later generation learns
 
 
@@ -54,8 +54,8 @@ class Pretrainer:
         self.engine, self.device = resolved(config.engine, device), device
         set_precision(self.engine.precision)
         self.network = pretrain_network(config, image_spec(train))
-        head = nn.Linear(self.network.width, len(train) * (TURNS if config.pretrain.turns else 1))
         settings = config.pretrain
+        head = nn.Linear(self.network.width, len(train) * (TURNS if settings.turns else 1))
         student = nn.Sequential(OrderedDict(network=self.network, head=head))
         initialise(student, config.init.std, generator(config.seed, "pretrain"))
         self.start = {name: tensor.clone() for name, tensor in student.state_dict().items()}
