@@ -5,7 +5,6 @@ import gc
 import importlib
 import json
 import math
-import os
 import platform
 import statistics
 import sys
@@ -25,7 +24,7 @@ import npbml
 from npbml.config import method_config, override, preset
 from npbml.data.tasks import Task
 from npbml.engine.capture import first_line
-from npbml.engine.device import choose_device, describe_device, in_precision
+from npbml.engine.device import choose_device, describe_device, in_precision, small_workspace
 from npbml.engine.metastep import MetaStep, Work
 from npbml.engine.settings import EngineSettings, resolved
 from npbml.learner import ImageSpec, Learner, Prepared
@@ -52,7 +51,7 @@ def begin(options: argparse.Namespace) -> torch.device:
         torch.set_num_threads(options.threads)
     # One inner step is compiled for many settings here; past a limit torch would go on without a word, uncompiled.
     torch._dynamo.config.recompile_limit = 64
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # as in every run: 32 MiB less for each stream
+    small_workspace()  # as in every run
     use_tf32(False)  # the tasks' frozen work is done once, for all variants: not in TF32, which cudnn has on
     return choose_device(options.device)
 

@@ -117,8 +117,8 @@ BEST: dict[str, Any] = {
     },
     "test": {"tasks": 1000},
 }
-# By data set and network, since the time of a step differs by a factor of twenty. ResNet-12 learns images of 32x32 by
-# heart in a long pre-training; what it learns in a shorter one, a second encoder learns better.
+# By data set and network, since the time of a step differs by a factor of twenty. ResNet-12 learns images of 32x32
+# by heart in a long pre-training; what it learns in a shorter one, a second encoder learns better.
 BEST_SMALL_RESNET12: dict[str, Any] = {
     "pretrain": {"steps": 5000, "generations": 2, "validate_every": 1250},
     "train": {"steps": 1600, "validate_every": 400},
@@ -129,7 +129,7 @@ BEST_OF: dict[tuple[str, str], dict[str, Any]] = {
     ("mini-imagenet", "conv4"): {"pretrain": {"steps": 8000}, "train": {"steps": 3000, "validate_every": 500}},
     ("mini-imagenet", "resnet12"): {
         "pretrain": {"steps": 5000, "validate_every": 1000},
-        "train": {"steps": 1200, "validate_every": 300},
+        "train": {"steps": 600, "validate_every": 300},
     },
 }
 PROTOCOLS: dict[str, dict[str, Any]] = {
