@@ -53,6 +53,7 @@ CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "one-rate": ("every rate 1e-5, as in the paper", FULL, rates(theta=1e-5, omega=1e-5, phi=1e-5, psi=1e-5)),
     "one-rate-high": ("every rate 1e-4", FULL, rates(theta=1e-4, omega=1e-4, phi=1e-4, psi=1e-4)),
     "theta": ("theta at 1e-4", FULL, rates(theta=1e-4)),
+    "theta-0": ("theta stays as pre-trained", FULL, rates(theta=0.0)),
     "omega": ("omega at 1e-5", FULL, rates(omega=1e-5)),
     "phi": ("phi at 3e-3", FULL, rates(phi=3e-3)),
     "psi": ("psi at 1e-5", FULL, rates(psi=1e-5)),
@@ -65,6 +66,7 @@ CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "final-query": ("the scored prediction sees the queries alone", FULL, {"inner": {"final_batch": "query"}}),
     "stem-batch": ("batch norm of the stem by the batch", FULL, {"net": {"stem_norm": "batch"}}),
+    "tail-running": ("batch norm of the tail by running statistics", FULL, {"net": {"tail_norm": "running"}}),
     "film-batch": ("FiLM by the batch's mean, not by item", FULL, {"film": {"conditioning": "batch"}}),
     "warp-norm": ("batch norm behind the warp, as published", FULL, {"warp": {"norm": True}}),
     "sums": ("R on sums over the layers, as published", FULL, {"loss": {"averaged": False}}),
@@ -104,7 +106,8 @@ def main() -> None:
 def train(name: str, options: argparse.Namespace) -> None:
     """Meta-train a choice and write how accurate it is on each meta-validation task."""
     known = read_json(options.encoder / "config.json")
-    place = f"{Path(known['dataset']).name}-{known['backbone']}-{options.shots}shot-{name}"
+    where = f"{Path(known['dataset']).name}-{known['backbone']}-{options.shots}shot"
+    place = f"{where}-{options.steps}steps-{name}"
     if (options.out / f"{place}.json").exists():
         return
     what, method, changes = CHOICES[name]
@@ -176,12 +179,14 @@ class Spoken(Observer):
 
 
 def tables(outcomes: list[dict[str, Any]]) -> list[str]:
-    """Markdown: for each data set, network and number of shots, every choice beside the base."""
+    """Markdown: for each data set, network, number of shots and of meta-steps, every choice beside the base."""
+
+    def place(data: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(data[name] for name in ("dataset", "backbone", "shots", "steps"))
+
     lines = ["# Choices, on meta-validation"]
-    for where in dict.fromkeys((data["dataset"], data["backbone"], data["shots"]) for data in outcomes):
-        found = {
-            data["name"]: data for data in outcomes if (data["dataset"], data["backbone"], data["shots"]) == where
-        }
+    for where in dict.fromkeys(map(place, outcomes)):
+        found = {data["name"]: data for data in outcomes if place(data) == where}
         some = next(iter(found.values()))
         lines += [
             f"\n5-way {where[2]}-shot {where[0]}, {where[1]}, seed {some['seed']}, {some['steps']} meta-steps, "
