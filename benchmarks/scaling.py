@@ -116,6 +116,8 @@ def one(
 
 def draw(figure: Any, rows: list[dict[str, Any]], words: str, title: str) -> None:
     """Time and, where it was measured, memory."""
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
     shown = [("ms", "milliseconds a meta-step")]
     if any(math.isfinite(row["peak_mib"]) for row in rows):
         shown.append(("peak_mib", "peak memory, MiB"))
@@ -126,6 +128,8 @@ def draw(figure: Any, rows: list[dict[str, Any]], words: str, title: str) -> Non
             axes.plot(*zip(*line, strict=True), marker="o", label="with remat" if remat else "as it is")
         axes.set_xscale("log")
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         points = sorted({row["point"] for row in rows})
         axes.set_xticks(points, list(map(str, points)), minor=False)
         axes.minorticks_off()

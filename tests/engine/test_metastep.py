@@ -205,6 +205,38 @@ def test_compiled_code_is_used_only_where_it_finds_the_gradient(
 ) -> None:
     """`wrong` are the ways, together or not, in which compiled code computes something else."""
 
+    def factor(executor: Executor) -> float:
+        return 2.0 if executor.compiled and executor.together in wrong else 1.0
+
+    chosen, said = chosen_executor(make_learner(), make_task, monkeypatch, factor, "float32")
+    assert chosen.compiled is (len(wrong) < 2)
+    assert chosen.together is (len(wrong) != 1)
+    assert ("not used: its meta-gradient is off by 100 %" in said[-1]) is (len(wrong) == 2)
+
+
+@pytest.mark.parametrize("rounding", [0.0, 0.3])
+def test_compiled_code_may_be_as_far_off_as_plain_code_of_its_rounding(
+    make_learner: MakeLearner, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch, rounding: float
+) -> None:
+    """TF32 moves the gradient by `rounding`, and compiled code by 0.4."""
+
+    def factor(executor: Executor) -> float:
+        rounded = torch.backends.cudnn.allow_tf32
+        return 1.0 + (0.4 if executor.compiled else rounding) if rounded else 1.0
+
+    chosen, _ = chosen_executor(make_learner(), make_task, monkeypatch, factor, "tf32")
+    assert chosen.compiled is (rounding > 0)
+
+
+def chosen_executor(
+    learner: Learner,
+    make_task: MakeTask,
+    monkeypatch: pytest.MonkeyPatch,
+    factor: Callable[[Executor], float],
+    precision: Any,
+) -> tuple[Executor, list[str]]:
+    """The executor that a first meta-step chooses, where each finds its gradient times a factor; and what is said."""
+
     class Suspect(Executor):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given[:2], False, *given[3:5])  # the compiler itself is not what is tested
@@ -212,17 +244,14 @@ def test_compiled_code_is_used_only_where_it_finds_the_gradient(
 
         def gradient(self, *given: Any) -> Any:
             loss, found = super().gradient(*given)
-            factor = 2.0 if self.compiled and self.together in wrong else 1.0
-            return loss, [factor * part for part in found]
+            return loss, [factor(self) * part for part in found]
 
     monkeypatch.setattr(metastep, "Executor", Suspect)
-    learner, said = make_learner(), []
+    said: list[str] = []
     optimizer = torch.optim.SGD(learner.parameters(), lr=0.0)
-    settings = EngineSettings(tasks="together", compile="on")
+    settings = EngineSettings(tasks="together", compile="on", precision=precision)
     step = MetaStep(learner, optimizer, settings, say=said.append)
     prepared, labels = prepared_tasks(learner, make_task)
     step(lambda *tensors: (Prepared(*tensors[:-1]), tensors[-1]), (*prepared, labels), learner.outer(1.0))
     assert step.executor is not None
-    assert step.executor.compiled is (len(wrong) < 2)
-    assert step.executor.together is (len(wrong) != 1)
-    assert ("not used: its meta-gradient is off by 100 %" in said[-1]) is (len(wrong) == 2)
+    return step.executor, said
