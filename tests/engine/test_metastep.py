@@ -235,7 +235,7 @@ def chosen_executor(
     factor: Callable[[Executor], float],
     precision: Any,
 ) -> tuple[Executor, list[str]]:
-    """The executor that a first meta-step chooses, where each finds its gradient times a factor; and what is said."""
+    """The executor that a first meta-step chooses where each has its gradient times a factor; and what is said."""
 
     class Suspect(Executor):
         def __init__(self, *given: Any) -> None:
