@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from npbml.config import method_config
 from npbml.data.store import ClassEntry, Store
 from npbml.errors import RunError
+from npbml.files import write_json
 from npbml.report.paper import TableCell, paper_tables
 from npbml.reproduce import Job, commit, plan, read_result, read_results, together
 from npbml.runs import Run
+from npbml.settings import to_dict
 from npbml.stages.loop import Observer
 
 SMALL: dict[str, Any] = {
@@ -97,27 +100,35 @@ def test_every_job_has_a_file_of_its_own() -> None:
     assert len(set(files.values())) == len(files)
 
 
-def test_changes_are_what_differs_from_the_protocol(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "changed"),
+    [
+        ({"inner": {"steps": 5}, "device": "cpu", "test": {"tasks": 7}}, ""),
+        ({"inner": {"steps": 9}, "ways": 4}, "ways=4, inner.steps=9"),
+    ],
+)
+def test_a_result_is_told_apart_by_what_differs_from_the_protocol(
+    tmp_path: Path, settings: dict[str, Any], changed: str
+) -> None:
     cell = TableCell("NPBML", "npbml-1", "cifar-fs", "conv4", 1, variation="support")
-    same = {"inner": {"steps": 5}, "device": "cpu", "test": {"tasks": 7}}
-    assert plan(cell, "published", 3, same, tmp_path, tmp_path).changes == {}
-    changed = plan(cell, "published", 3, {"inner": {"steps": 9}, "ways": 4}, tmp_path, tmp_path)
-    assert changed.changes == {"ways": 4, "inner.steps": 9} and changed.config.inner.batch == "support"
-    assert changed.file.name == "cifar-fs-conv4-4way-1shot-npbml-1-support-published-seed3.json"
+    job = plan(cell, "published", 3, settings, tmp_path, tmp_path)
+    assert job.config.inner.batch == "support"
+    assert job.file.name == f"cifar-fs-conv4-{job.config.ways}way-1shot-npbml-1-support-published-seed3.json"
+    about = {name: getattr(cell, name) for name in ("method", "variation", "dataset", "backbone", "shots")}
+    found = {"protocol": "published", "seed": 3, "tasks": 7, "accuracy": 50.0, "ci95": 1.0}
+    write_json(job.file, about | found | {"config": to_dict(method_config(job.config, cell.method))})
+    assert read_result(job.file).changed == changed
 
 
 def test_a_result_tells_where_it_comes_from(done: Job) -> None:
     data = json.loads(done.file.read_text())
     assert data["config"]["net"]["filters"] == 3 and data["config"]["loss"]["inductive"] is False
     assert set(data["seconds"]) == {"pretrain", "train", "test"} and data["tasks"] == 4
-    assert (
-        data["changes"] == done.changes | {"relation.widths": [2]}
-        and data["environment"]["torch"]
-        and data["device"]
-    )
+    assert data["environment"]["torch"] and data["device"]
     assert {"date", "commit", "validation", "ci95", "version"} <= data.keys() and "paper" not in data
     result = read_result(done.file)
     assert (result.accuracy, result.seed, result.cell.key) == (data["accuracy"], 0, done.cell.key)
+    assert "net.filters=3" in result.changed and "seed" not in result.changed
     assert read_results(done.file.parent) == [result]
 
 

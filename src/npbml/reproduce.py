@@ -23,8 +23,6 @@ class Job:
 
     cell: TableCell
     config: Config
-    changes: dict[str, Any]
-    """The settings, by full name, that are not the protocol's."""
     folder: Path
     """The run folder. Cells that differ in the method alone share it, and with it the encoder."""
     file: Path
@@ -55,7 +53,6 @@ class Job:
         result = {
             **record,
             "variation": self.cell.variation,
-            "changes": self.changes,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "commit": commit(),
             "environment": environment(run.config, run.device, run.store.checksum),
@@ -67,18 +64,18 @@ class Job:
 def plan(cell: TableCell, protocol: str, seed: int, settings: Mapping[str, Any], runs: Path, results: Path) -> Job:
     """The job of a cell; `settings` are nested tables on top of the protocol's."""
 
-    def configured(method: str, *tables: Mapping[str, Any]) -> Config:
-        own = merged(VARIATIONS[cell.variation], {"seed": seed, "baselines": []}, *tables)
-        return override(preset(protocol, cell.dataset, cell.backbone, method, cell.shots), own)
-
-    config = configured(cell.method, settings)
-    values = {name: value for name, _, value in describe(Config, config)}
-    changes = {name: values[name] for name in differences(config, configured(cell.method))}
+    config = configured(cell, protocol, seed, settings)
     place = f"{Path(cell.dataset).name}-{cell.backbone}-{config.ways}way-{cell.shots}shot"
-    shared = replace(config, method="npbml") == configured("npbml", settings)
+    shared = replace(config, method="npbml") == configured(replace(cell, method="npbml"), protocol, seed, settings)
     words = [place, "" if shared else cell.method, cell.variation, protocol, f"seed{seed}"]
     folder = runs / "-".join(word for word in words if word)
-    return Job(cell, config, changes, folder, results / f"{place}-{cell.name}-{protocol}-seed{seed}.json")
+    return Job(cell, config, folder, results / f"{place}-{cell.name}-{protocol}-seed{seed}.json")
+
+
+def configured(cell: TableCell, protocol: str, seed: int, settings: Mapping[str, Any]) -> Config:
+    """The settings of a cell's run: the protocol's, what the cell varies in them, and `settings` on top."""
+    own = merged(VARIATIONS[cell.variation], {"seed": seed, "baselines": []}, settings)
+    return override(preset(protocol, cell.dataset, cell.backbone, cell.method, cell.shots), own)
 
 
 def _refuse(what: str, changed: list[str], option: str) -> None:
@@ -108,11 +105,12 @@ class Result:
     backbone: str
     shots: int
     protocol: str
-    changes: dict
     seed: int
     tasks: int
     accuracy: float
     ci95: float
+    changed: str = ""
+    """The settings that are not those which the protocol has now, in words."""
 
     @property
     def cell(self) -> TableCell:
@@ -120,16 +118,13 @@ class Result:
         where = (self.dataset, self.backbone, self.shots)
         return TableCell(self.method, self.method, *where, variation=self.variation)
 
-    @property
-    def changed(self) -> str:
-        """The settings that are not the protocol's, in words."""
-        return ", ".join(f"{name}={value}" for name, value in self.changes.items())
-
 
 def read_result(path: Path) -> Result:
     data = read_json(path)
+    names = [field.name for field in fields(Result) if field.name != "changed"]
     try:
-        return from_dict(Result, {field.name: data[field.name] for field in fields(Result)})
+        result = from_dict(Result, {name: data[name] for name in names})
+        return replace(result, changed=_changes(result, _config_of(path)))
     except KeyError as error:
         raise RunError(f"{path} is damaged or not a result of `npbml reproduce`: it has no {error}.") from None
     except (TypeError, SettingError) as error:
@@ -143,12 +138,16 @@ def read_results(folder: Path) -> list[Result]:
     return [read_result(path) for path in sorted(folder.glob("*.json"))]
 
 
+def _changes(result: Result, config: Config) -> str:
+    now = method_config(configured(result.cell, result.protocol, result.seed, {}), result.method)
+    values = {name: value for name, _, value in describe(Config, config)}
+    return ", ".join(f"{name}={values[name]}" for name in differences(config, now))
+
+
 def _config_of(path: Path) -> Config:
-    """The whole configuration that a result came from."""
+    """The whole configuration that a result came from; it knows nothing of settings that came later."""
     try:
-        data = read_json(path)["config"]
-        names = ("protocol", "dataset", "backbone", "method", "shots")
-        return override(preset(**{name: data[name] for name in names}), data)
+        return from_dict(Config, read_json(path)["config"])
     except (KeyError, TypeError, SettingError) as error:
         raise RunError(f"{path} is damaged or of another version of npbml: {error}") from None
 

@@ -22,7 +22,6 @@ BLANK: dict[str, Any] = {
     "backbone": "conv4",
     "shots": 1,
     "protocol": "published",
-    "changes": {},
     "seed": 0,
     "tasks": 1000,
     "accuracy": 66.0,
@@ -36,7 +35,7 @@ def result(**given: Any) -> Result:
 
 SEEDS = [result(), result(seed=1, accuracy=67.0, ci95=0.8), result(seed=2, accuracy=68.0, tasks=600, ci95=0.0)]
 OTHER = result(protocol="common", accuracy=60.0)
-CHANGED = result(changes={"train.steps": 5, "net.widths": [1, 2]}, accuracy=50.0)
+CHANGED = result(changed="train.steps=5, net.widths=[1, 2]", accuracy=50.0)
 SUPPORT = result(method="npbml-1", variation="support", dataset="mini-imagenet", shots=5, accuracy=40.0)
 GLYPHS = result(dataset="glyphs", accuracy=80.0)
 ALL = [*SEEDS, OTHER, CHANGED, SUPPORT, GLYPHS]
