@@ -1,6 +1,7 @@
 """The presets are the paper's protocol and a quick one, and a configuration survives its file."""
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npbml.config import PROTOCOLS, Config, check_config, differences, override, preset, read_file, with_device
+from npbml.config import (
+    PROTOCOLS,
+    Config,
+    check_config,
+    differences,
+    fingerprint,
+    override,
+    preset,
+    read_file,
+    saved_config,
+    with_device,
+)
 from npbml.data.sets import NAMES
 from npbml.errors import RunError, SettingError
 from npbml.nets.network import WARP_POSITIONS
@@ -251,3 +263,25 @@ def test_a_number_that_is_not_finite_is_refused(name: str, value: float) -> None
 def test_a_device_is_changed_and_nothing_else() -> None:
     changed = with_device(Config(), "cpu")
     assert changed.device == "cpu" and dataclasses.replace(changed, device="auto") == Config()
+
+
+def test_settings_that_came_later_are_as_if_they_were_not_there() -> None:
+    """A file of an earlier version lacks them: they are at their defaults, whatever the protocol says now."""
+    written = to_dict(preset("best", "cifar-fs"))
+    assert saved_config(written) == preset("best", "cifar-fs")
+    del written["pretrain"]["turns"], written["engine"]
+    read = saved_config(written)
+    assert read.pretrain.turns is False and read.pretrain.batch == 512
+    with pytest.raises(SettingError, match="there is no dataset"):
+        saved_config({"protocol": "best"})
+
+
+def test_defaults_leave_no_trace_in_a_fingerprint() -> None:
+    bare, method = Config(), "npbml"
+    known = fingerprint(bare, method)
+    assert known == hashlib.sha256(b'["npbml", {}]').hexdigest()[:16]
+    assert fingerprint(override(bare, {"engine": {"compile": "off"}, "test": {"tasks": 7}}), method) == known
+    other = override(bare, {"net": {"filters": 3}, "seed": 1})
+    assert fingerprint(other, method, ("seed",)) == fingerprint(override(bare, {"seed": 1}), method, ("seed",))
+    assert len({fingerprint(other, method), fingerprint(other, method, ("seed",)), known}) == 3
+    assert fingerprint(bare, "pretrain") != known

@@ -1,8 +1,9 @@
 """The whole configuration of a run, and the presets that it starts from."""
 
+import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -56,6 +57,8 @@ class Config(LearnerSettings):
 
 # Settings that may differ from those a run folder was made with: they change no trained weight.
 FREE = ("baselines", "checkpoint_seconds", "device", "engine.", "method", "test.")
+# Settings that no trained weight depends on, whatever the method.
+UNTRACED = ("baselines", "checkpoint_seconds", "device", "engine.", "protocol", "test.")
 
 # Minutes on two cores: a small network whose stem's features are computed once for all.
 QUICK: dict[str, Any] = {
@@ -310,6 +313,30 @@ def differences(mine: Config, other: Config) -> list[str]:
     return [
         name for name, _, value in describe(Config, mine) if value != values[name] and not name.startswith(FREE)
     ]
+
+
+def saved_config(data: Mapping[str, Any]) -> Config:
+    """The configuration that a file holds. A setting that it does not have came later: it is at its default."""
+    for name in ("protocol", "dataset", "backbone", "method", "shots"):
+        if name not in data:
+            raise SettingError(f"there is no {name} in it")
+    return from_dict(Config, data)
+
+
+def fingerprint(config: Config, stage: str, names: Collection[str] | None = None) -> str:
+    """What a stage's outcome depends on, in a word: all settings, or those of some names and groups.
+
+    Those at their defaults leave no trace, so that one that comes later does not disown what was trained before.
+    """
+    usual = {name: value for name, _, value in describe(Config, Config())}
+    settings = {
+        name: value
+        for name, _, value in describe(Config, config)
+        if value != usual[name]
+        and not name.startswith(UNTRACED)
+        and (names is None or name.partition(".")[0] in names)
+    }
+    return hashlib.sha256(json.dumps([stage, settings], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def with_device(config: Config, device: str) -> Config:

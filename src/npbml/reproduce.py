@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from npbml.config import Config, differences, method_config, override, preset
+from npbml.config import Config, differences, method_config, override, preset, saved_config
 from npbml.environment import environment
 from npbml.errors import RunError, SettingError
 from npbml.files import read_json, write_json
@@ -145,9 +145,9 @@ def _changes(result: Result, config: Config) -> str:
 
 
 def _config_of(path: Path) -> Config:
-    """The whole configuration that a result came from; it knows nothing of settings that came later."""
+    """The whole configuration that a result came from."""
     try:
-        return from_dict(Config, read_json(path)["config"])
+        return saved_config(read_json(path)["config"])
     except (KeyError, TypeError, SettingError) as error:
         raise RunError(f"{path} is damaged or of another version of npbml: {error}") from None
 

@@ -12,7 +12,6 @@ A stage that has not ended keeps `checkpoint.safetensors` in its folder.
 """
 
 import fcntl
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +25,15 @@ import torch
 from torch import Tensor
 
 import npbml
-from npbml.config import Config, check_config, check_method, differences, method_config, override, preset
+from npbml.config import (
+    Config,
+    check_config,
+    check_method,
+    differences,
+    fingerprint,
+    method_config,
+    saved_config,
+)
 from npbml.data.sets import open_dataset
 from npbml.data.sinusoid import Sinusoids
 from npbml.data.store import Store
@@ -368,18 +375,10 @@ class Run:
             steps,
             settings.validate_every,
             config.checkpoint_seconds,
-            self._fingerprint(stage, config),
+            fingerprint(config, stage, _DEPENDS.get(stage)),
             self.measure if trained else ACCURACY,
             config.train.ensemble if trained else 1,
         )
-
-    def _fingerprint(self, stage: str, config: Config) -> str:
-        data = to_dict(config)
-        for name in ("baselines", "checkpoint_seconds", "device", "engine", "test", "protocol"):
-            data.pop(name)
-        if stage in _DEPENDS:
-            data = {name: data[name] for name in _DEPENDS[stage]}
-        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
     def _summary(self, stage: str) -> dict[str, Any]:
         loop = self._loop(stage)
@@ -439,9 +438,8 @@ def read_config(folder: Path) -> Config:
     _register_recipes(folder)
     data = read_json(path)
     try:
-        names = ("protocol", "dataset", "backbone", "method", "shots")
-        return override(preset(**{name: data[name] for name in names}), data)
-    except (KeyError, TypeError, SettingError) as error:
+        return saved_config(data)
+    except (TypeError, SettingError) as error:
         raise RunError(f"{path} is damaged or of another version of npbml: {error}") from None
 
 
