@@ -28,7 +28,7 @@ from npbml.learner import Learner
 from npbml.learner.settings import image_spec
 from npbml.stages.loop import Loop, Observer, run_loop
 from npbml.stages.metatrain import MetaTrainer
-from npbml.stages.relation import RelationTrainer
+from npbml.stages.relation import relation_trainer
 
 FULL = "npbml"
 
@@ -63,6 +63,11 @@ CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "scores of a trained relation network",
         FULL,
         {"relation": {"kind": "network", "steps": 10_000, "validate_every": 2500}},
+    ),
+    "relation-encoder": (
+        "scores by a ResNet-12 of its own",
+        FULL,
+        {"relation": {"kind": "encoder", "steps": 5000, "validate_every": 1250}},
     ),
     "final-query": ("the scored prediction sees the queries alone", FULL, {"inner": {"final_batch": "query"}}),
     "stem-batch": ("batch norm of the stem by the batch", FULL, {"net": {"stem_norm": "batch"}}),
@@ -125,11 +130,10 @@ def train(name: str, options: argparse.Namespace) -> None:
     learner = Learner(config, image_spec(splits["train"]), config.seed)
     learner.take_pretrained(load_tensors(options.encoder / "pretrain" / "network.safetensors")[0])
     folder, observer = options.work / place, Spoken(name)
-    if config.relation.kind == "network":
-        relation = RelationTrainer(config, splits["train"], splits["val"], device, observer.said)
+    if config.relation.kind != "prototypes":
+        relation = relation_trainer(config, splits["train"], splits["val"], device, observer.said)
         run_loop(_loop(folder, "relation", config.relation), relation, observer, {})
-        assert learner.relation is not None
-        learner.relation.load_state_dict(load_tensors(folder / "relation" / "learner.safetensors")[0])
+        learner.take_relation(load_tensors(folder / "relation" / "learner.safetensors")[0])
     learner.to(device)
     precision = resolved(config.engine, device).precision
     sources = {

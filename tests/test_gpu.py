@@ -18,7 +18,7 @@ from npbml.randomness import generator
 from npbml.stages.loop import Loop, Observer, Trainer, run_loop
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.pretrain import Pretrainer
-from npbml.stages.relation import RelationTrainer
+from npbml.stages.relation import relation_trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -51,9 +51,9 @@ def pretrainer(config: Config, device: str, say: Callable[[str], None]) -> Pretr
     return Pretrainer(config, colours(5, "train", device), colours(4, "val", device), torch.device(device), say)
 
 
-def relation_trainer(config: Config, device: str, say: Callable[[str], None]) -> RelationTrainer:
+def scorer(config: Config, device: str, say: Callable[[str], None]) -> Trainer:
     sets = colours(5, "train", device), colours(4, "val", device)
-    return RelationTrainer(config, *sets, torch.device(device), say)
+    return relation_trainer(config, *sets, torch.device(device), say)
 
 
 def meta_trainer(config: Config, device: str, say: Callable[[str], None]) -> MetaTrainer:
@@ -67,7 +67,12 @@ def meta_trainer(config: Config, device: str, say: Callable[[str], None]) -> Met
 STAGES: dict[str, tuple[Make, dict[str, Any]]] = {
     "pre-training": (pretrainer, {}),
     "pre-training, two generations": (pretrainer, {"pretrain": {"steps": 3, "generations": 2}}),
-    "relation network": (relation_trainer, {}),
+    "relation network": (scorer, {}),
+    "an encoder that only scores": (scorer, {"relation": {"kind": "encoder"}}),
+    "meta-training, scored by an encoder": (
+        meta_trainer,
+        {"relation": {"kind": "encoder"}, "net": {"stem_norm": "running"}},
+    ),
     "meta-training, kept features": (meta_trainer, {"net": {"stem_norm": "running"}}),
     "meta-training, a stem of batch statistics": (meta_trainer, {"net": {"stem_norm": "batch"}}),
     "meta-training, each task by itself": (meta_trainer, {"engine": {"tasks": "loop"}}),

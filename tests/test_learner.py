@@ -12,7 +12,7 @@ from torch.func import functional_call
 from npbml.data.tasks import Task
 from npbml.errors import DataError, RunError, SettingError
 from npbml.learner import GROUPS, ImageSpec, Learner, LearnerSettings, Prepared, stack_tasks
-from npbml.learner.build import encoder
+from npbml.learner.build import encoder, for_scores
 from npbml.nets.layers import Norm, set_norm
 from npbml.randomness import generator
 from npbml.rule.loss import LossNetwork
@@ -723,3 +723,26 @@ def test_scores_by_prototypes_come_from_the_encoder_as_it_was_pretrained(
     scores = learner.prepare(3, task).scores
     torch.testing.assert_close(scores, torch.softmax(7.0 * cosines, 1), rtol=0, atol=1e-10)
     assert not any(name.startswith("relation.") for name, _ in learner.named_parameters())
+
+
+def test_scores_by_an_encoder_of_their_own_do_not_depend_on_the_learners(
+    make_learner: Callable[..., Learner], make_task: Callable[..., Task]
+) -> None:
+    changes: dict[str, Any] = {"relation": {"kind": "encoder", "temperature": 7.0}}
+    learner, task = make_learner(**changes), make_task(0)
+    plain = encoder(for_scores(learner.settings), learner.images, with_film=False, with_warp=False).double()
+    assert [len(plain.stem.blocks), len(plain.tail.blocks)] == [1, 1]  # of relation.widths
+    with torch.no_grad():
+        for name, tensor in plain.state_dict().items():
+            noise = torch.rand(tensor.shape, generator=generator(1, name), dtype=torch.float64)
+            tensor.copy_(0.5 + noise if name.endswith("var") else noise - 0.5)
+    learner.take_relation(plain.state_dict())
+    set_norm(plain, "running")
+    support, query = (F.normalize(plain(learner.see(i)), dim=1) for i in (task.support_images, task.query_images))
+    centres = torch.stack([support[task.support_labels == label].mean(0) for label in range(3)])
+    expected = torch.softmax(7.0 * query @ F.normalize(centres, dim=1).T, 1).detach()
+    torch.testing.assert_close(learner.prepare(3, task).scores, expected, rtol=0, atol=1e-10)
+    assert not any(name.startswith("relation.") for name, _ in learner.named_parameters())
+    other = make_learner(**changes, seed=3, net={"stem_norm": "running"}, inner={"steps": 1})
+    other.take_relation(plain.state_dict())
+    torch.testing.assert_close(other.prepare(3, task).scores, expected, rtol=0, atol=1e-10)

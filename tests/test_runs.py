@@ -15,6 +15,7 @@ from npbml.data.store import ClassEntry, Store
 from npbml.engine.evaluate import evaluate, learner_answers
 from npbml.environment import environment
 from npbml.errors import DataError, RunError, SettingError
+from npbml.files import load_tensors
 from npbml.methods import RECIPES
 from npbml.runs import Run
 from npbml.stages.loop import Loop
@@ -161,7 +162,27 @@ def test_scores_by_prototypes_need_no_relation_network_and_methods_share_feature
         run.train(method)
         run.test(method)
     assert [record["method"] for record in run.results()] == ["npbml", "maml"]
-    assert len(run._features) == 3  # of train, val and test, for both
+    made = [key[0] for key in run._features]  # of train, val and test; the features for both
+    assert sorted(made) == 3 * ["embeddings"] + 3 * ["features"]
+
+
+def test_an_encoder_that_only_scores_is_a_stage_that_other_runs_take_over(config: Config, tmp_path: Path) -> None:
+    settings = override(config, {"relation": {"kind": "encoder", "widths": [2, 3]}})
+    run = Run.start(tmp_path / "run", settings)
+    assert run.needs(["npbml"]) == {"pretrain", "relation"} and run.needs(["maml"]) == {"pretrain"}
+    run.pretrain()
+    assert run.relation()["steps"] == settings.relation.steps
+    run.train("npbml")
+    run.test("npbml")
+    weights, _ = load_tensors(run.folder / "relation" / "relation.safetensors")
+    found = run.learner().state_dict()
+    assert all(torch.equal(found[f"relation.encoder.{name}"], tensor) for name, tensor in weights.items())
+    other = Run.start(tmp_path / "other", override(settings, {"shots": 2, "net": {"filters": 5}}))
+    for stage in ("pretrain", "relation"):
+        other.take_over(stage, [run.folder])
+    assert other._loop("relation").done and not other._loop("pretrain").done
+    with pytest.raises(SettingError, match=r"halves an image 5 times, 16 pixels are too few: give fewer"):
+        Run.start(tmp_path / "deep", override(settings, {"relation": {"widths": [2] * 5}}))
 
 
 def test_learners_that_come_along_are_found_by_name(

@@ -2,7 +2,7 @@
 
     config.json, environment.json     what was asked for, and with which versions, seed and device
     pretrain/network.safetensors      the pre-trained encoder
-    relation/relation.safetensors     the relation network
+    relation/relation.safetensors     what scores query items
     METHOD/learner.safetensors        a meta-trained learner; -2, -3, ... those beside it in an ensemble
     METHOD/recipe.json                what the method is, where it is one of the user's own
     results.json                      a record for each tested method
@@ -51,21 +51,22 @@ from npbml.learner import ImageSpec, Learner
 from npbml.learner.settings import image_spec
 from npbml.methods import BUILT_IN, RECIPES, Recipe, register
 from npbml.nets.network import Network, smallest_image
-from npbml.nets.relation import RelationNetwork
 from npbml.records import Records
 from npbml.settings import from_dict, to_dict
 from npbml.stages.loop import Loop, Observer, read_summary, run_loop
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.pretrain import Pretrainer, pretrain_network, prototype_accuracies, use_norms
-from npbml.stages.relation import RelationTrainer
+from npbml.stages.relation import relation_trainer
 from npbml.stages.settings import PretrainSettings, RelationStageSettings, TrainSettings
 
-# What each stage's outcome depends on; the relation network's episodes are augmented as in pre-training.
-_COMMON = ("dataset", "seed", "image_size", "backbone", "ways", "init", "net")
+# What each stage's outcome depends on; the relation network's episodes are augmented as in pre-training, and an
+# encoder that only scores is pre-trained, whatever the learner's own is.
+_COMMON = ("dataset", "seed", "image_size", "ways", "queries", "init", "pretrain")
 _DEPENDS = {
-    "pretrain": (*_COMMON, "warp", "pretrain", "queries"),
-    "relation": (*_COMMON, "shots", "queries", "relation", "pretrain"),
+    "pretrain": (*_COMMON, "backbone", "net", "warp"),
+    "relation": (*_COMMON, "backbone", "net", "shots", "relation"),
 }
+_ENCODER_DEPENDS = (*_COMMON, "relation")
 
 
 class Run:
@@ -170,11 +171,12 @@ class Run:
             raise SettingError(
                 f"{config.backbone} needs images of at least {least} pixels, {size} pixels are too few."
             )
-        halvings = 2 + min(config.relation.pools, len(config.relation.widths))
+        network, blocks = config.relation.kind == "network", len(config.relation.widths)
+        halvings = 2 + min(config.relation.pools, blocks) if network else blocks
         if "relation" in self.needs(methods) and size < 2**halvings:
             raise SettingError(
-                f"The relation network halves an image {halvings} times, {size} pixels are too few: lower "
-                "relation.pools."
+                f"The relation network halves an image {halvings} times, {size} pixels are too few: "
+                f"{'lower relation.pools' if network else 'give fewer relation.widths'}."
             )
 
     def pretrain(self) -> dict[str, Any]:
@@ -183,13 +185,13 @@ class Run:
         return self._stage("pretrain", lambda: Pretrainer(self.config, *self._sets(), self.device, say))
 
     def relation(self) -> dict[str, Any]:
-        """Train the relation network, or go on, or do nothing where that is done."""
+        """Train what scores query items, or go on, or do nothing where that is done."""
         if self.config.relation.kind == "prototypes":
             raise SettingError(
                 "relation.kind=prototypes scores by the pre-trained encoder: nothing is to be trained."
             )
         say = self.observer.said
-        return self._stage("relation", lambda: RelationTrainer(self.config, *self._sets(), self.device, say))
+        return self._stage("relation", lambda: relation_trainer(self.config, *self._sets(), self.device, say))
 
     def train(self, method: str) -> dict[str, Any]:
         """Meta-train a method, or go on, or do nothing where that is done."""
@@ -217,7 +219,7 @@ class Run:
             config = None if method == "prototypes" else method_config(self.config, method)
             if config is None or config.init.source == "pretrained":
                 stages.add("pretrain")
-            if config is not None and config.loss.transductive and config.relation.kind == "network":
+            if config is not None and config.loss.transductive and config.relation.kind != "prototypes":
                 stages.add("relation")
         return stages
 
@@ -304,7 +306,7 @@ class Run:
             )
         tensors, about = load_tensors(path)
         learner = Learner(config, from_dict(ImageSpec, about["images"]), config.seed)
-        _load(learner, tensors, path)
+        _load(learner.load_state_dict, tensors, path)
         return learner.to(self.device)
 
     def pretrained_network(self) -> Network:
@@ -312,7 +314,7 @@ class Run:
         path = self.folder / "pretrain" / "network.safetensors"
         tensors, _ = load_tensors(path)
         network = pretrain_network(self.config, self.images)
-        _load(network, tensors, path)
+        _load(network.load_state_dict, tensors, path)
         use_norms(network, self.config)
         return network.to(self.device)
 
@@ -366,8 +368,10 @@ class Run:
         if stage in _DEPENDS:
             settings = config.pretrain if stage == "pretrain" else config.relation
         weights = {"pretrain": "network.safetensors", "relation": "relation.safetensors"}
-        trained = stage not in _DEPENDS
-        steps = settings.steps * (config.pretrain.generations if stage == "pretrain" else 1)
+        trained, names = stage not in _DEPENDS, _DEPENDS.get(stage)
+        steps, encoder = settings.steps, stage == "relation" and config.relation.kind == "encoder"
+        if stage == "pretrain" or encoder:
+            steps *= config.pretrain.generations
         return Loop(
             stage,
             self.folder / stage,
@@ -375,7 +379,7 @@ class Run:
             steps,
             settings.validate_every,
             config.checkpoint_seconds,
-            fingerprint(config, stage, _DEPENDS.get(stage)),
+            fingerprint(config, stage, _ENCODER_DEPENDS if encoder else names),
             self.measure if trained else ACCURACY,
             config.train.ensemble if trained else 1,
         )
@@ -393,10 +397,10 @@ class Run:
         if config.init.source == "pretrained":
             self._summary("pretrain")
             learner.take_pretrained(load_tensors(self.folder / "pretrain" / "network.safetensors")[0])
-        if isinstance(learner.relation, RelationNetwork):
+        if "relation" in self.needs([config.method]):
             self._summary("relation")
             path = self.folder / "relation" / "relation.safetensors"
-            _load(learner.relation, load_tensors(path)[0], path)
+            _load(learner.take_relation, load_tensors(path)[0], path)
         return learner.to(self.device)
 
     def _record(self, method: str, dataset: str, per_task: Tensor, seconds: dict[str, float]) -> dict[str, Any]:
@@ -458,8 +462,8 @@ def _taken(folder: Path) -> bool:
     return any(path.name not in left for path in folder.iterdir())
 
 
-def _load(module: torch.nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+def _load(take: Callable[[dict[str, Tensor]], object], tensors: dict[str, Tensor], path: Path) -> None:
     try:
-        module.load_state_dict(tensors)
+        take(tensors)
     except RuntimeError as error:
         raise RunError(f"{path} does not fit this run's settings: {error}") from None

@@ -45,7 +45,18 @@ def test_c29_prepared_tasks_give_the_logits_of_the_images(
         loss={"transductive": inner == "joint"},
     )
     source = assert_logits_of_the_tasks(learner, classes)
-    assert (source.features is not None) is (norm == "running")
+    assert ("features" in source.known) is (norm == "running")
+
+
+@pytest.mark.parametrize("norm", ["batch", "running"])
+@pytest.mark.parametrize("kind", ["encoder", "prototypes"])
+def test_c29_holds_for_embeddings_that_are_scored(
+    make_learner: Callable[..., Learner], classes: ClassSet, norm: str, kind: str
+) -> None:
+    learner = make_learner(relation={"kind": kind}, net={"stem_norm": norm}, warp={"kind": "none"})
+    source = assert_logits_of_the_tasks(learner, classes)
+    assert ("embeddings" in source.known) is (kind == "encoder" or norm == "running")
+    assert ("features" in source.known) is (norm == "running")
 
 
 @pytest.mark.parametrize("norm", ["batch", "running"])
@@ -71,15 +82,14 @@ def test_c29_features_that_do_not_fit_are_kept_on_disk_or_computed_for_each_task
     learner = make_learner(net={"stem_norm": "running"})
     room = 30 * 4 * 16 * 8  # images of 4 maps of 4 x 4 doubles
     monkeypatch.setattr(source_module, "CACHE_BYTES", room)
-    in_memory = assert_logits_of_the_tasks(learner, classes).features
+    in_memory = assert_logits_of_the_tasks(learner, classes).known["features"]
     monkeypatch.setattr(source_module, "CACHE_BYTES", room - 1)
-    mapped = assert_logits_of_the_tasks(learner, classes, atol=1e-2).features
-    assert in_memory is not None and mapped is not None
+    mapped = assert_logits_of_the_tasks(learner, classes, atol=1e-2).known["features"]
     assert in_memory.dtype == torch.float64 and mapped.dtype == torch.float16
     torch.testing.assert_close(mapped.double(), in_memory, rtol=2**-11, atol=1e-7)
     assert not list((tmp_path / "npbml").iterdir())  # the file goes with the process
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=room // 4))
-    assert assert_logits_of_the_tasks(learner, classes).features is None
+    assert not assert_logits_of_the_tasks(learner, classes).known
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("tf32", torch.float16), ("bfloat16", torch.bfloat16)])
@@ -88,7 +98,7 @@ def test_c29_features_are_kept_in_half_precision_where_products_are_rounded_as_m
 ) -> None:
     learner = make_learner(net={"stem_norm": "running"}).float()
     source = assert_logits_of_the_tasks(learner, classes, precision, atol=0.3)
-    assert source.features is not None and source.features.dtype == dtype
+    assert source.known["features"].dtype == dtype
     prepared, _ = source.prepare(source.draw(2, generator(0, "draw")))
     assert {part.dtype for part in prepared} == {torch.float32}
 
@@ -99,22 +109,20 @@ def test_sources_with_the_same_stem_share_its_features(
     kept: Features = {}
     one = TaskSource(make_learner(net={"stem_norm": "running"}), classes, 1, 1, kept=kept)
     other = TaskSource(make_learner(net={"stem_norm": "running"}, loss=ce_only), classes, 1, 1, kept=kept)
-    assert one.features is other.features and len(kept) == 1
+    assert one.known["features"] is other.known["features"] and len(kept) == 1
     changed = make_learner(net={"stem_norm": "running"})
     changed.network.stem.blocks[0].unit.conv.weight += 0.1
-    assert TaskSource(changed, classes, 1, 1, kept=kept).features is not one.features
     also = dataclasses.replace(classes, images=classes.images.clone())
-    assert (
-        TaskSource(make_learner(net={"stem_norm": "running"}), also, 1, 1, kept=kept).features is not one.features
-    )
+    for learner, images in ((changed, classes), (make_learner(net={"stem_norm": "running"}), also)):
+        assert TaskSource(learner, images, 1, 1, kept=kept).known["features"] is not one.known["features"]
 
 
 def test_c29_features_are_kept_in_the_order_of_the_images(
     make_learner: Callable[..., Learner], classes: ClassSet
 ) -> None:
     learner = make_learner(net={"stem_norm": "running"})
-    features = TaskSource(learner, classes, 1, 1).features
-    assert features is not None and len(features) == 30 and not features.requires_grad
+    features = TaskSource(learner, classes, 1, 1).known["features"]
+    assert len(features) == 30 and not features.requires_grad
     for index in (0, 17, 29):
         alone = learner.network.stem(learner.see(classes.pixels(torch.tensor([index]))))
         torch.testing.assert_close(features[index : index + 1], alone, rtol=0, atol=1e-12)

@@ -23,7 +23,10 @@ def make_relation(**changes: Any) -> RelationNetwork:
 
 def scores(network: RelationNetwork | PrototypeScores, task: Task, **changes: Tensor) -> Tensor:
     task = task._replace(**changes)
-    return network(task.support_images, task.support_labels, task.query_images, 3).detach()
+    seen = [task.support_images, task.query_images]
+    if isinstance(network, PrototypeScores):
+        seen = [network.embed(images) for images in seen]
+    return network(seen[0], task.support_labels, seen[1], 3).detach()
 
 
 @pytest.mark.parametrize("combine", ["sum", "mean"])
@@ -91,21 +94,21 @@ def test_the_encoder_pools_in_two_blocks_only(size: int, expected: int) -> None:
 def make_prototypes(temperature: float = 10.0) -> PrototypeScores:
     """The embedding is the mean over space of each channel, shifted."""
 
-    class Tail(torch.nn.Module):
+    class Means(torch.nn.Module):
         def forward(self, images: Tensor) -> Tensor:
             return images.mean((2, 3)) + torch.tensor([0.3, -0.2], dtype=images.dtype)
 
-    return PrototypeScores(Tail(), temperature)
+    return PrototypeScores(Means(), temperature)
 
 
 def test_scores_by_prototypes_are_the_softmax_of_scaled_cosines(make_task: Callable[..., Task]) -> None:
     task, network = make_task(), make_prototypes(4.0)
-    found = network(task.support_images, task.support_labels, task.query_images, 3)
+    found = scores(network, task)
     for row, image in zip(found, task.query_images, strict=True):
-        query = network.tail(image[None])[0]
+        query = network.encoder(image[None])[0]
         cosines = []
         for label in range(3):
-            shots = [network.tail(i[None])[0] for i in task.support_images[task.support_labels == label]]
+            shots = [network.encoder(i[None])[0] for i in task.support_images[task.support_labels == label]]
             centre = torch.stack([shot / shot.norm() for shot in shots]).mean(0)
             cosines.append((query @ centre / query.norm() / centre.norm()).item())
         expected = torch.softmax(4.0 * torch.tensor(cosines, dtype=torch.float64), 0)

@@ -11,8 +11,8 @@ from npbml.data.tasks import ClassSet, Task
 from npbml.errors import RunError
 from npbml.learner import ImageSpec, Learner
 from npbml.randomness import draw_numbers, generator
-from npbml.stages.pretrain import augmented
-from npbml.stages.relation import RelationTrainer
+from npbml.stages.pretrain import Pretrainer, augmented
+from npbml.stages.relation import RelationTrainer, relation_trainer
 
 SMALL: dict[str, Any] = {
     "ways": 3,
@@ -122,3 +122,18 @@ def test_a_learner_takes_the_network_and_gives_its_scores() -> None:
         scores = trainer.module(task.support_images, task.support_labels, task.query_images, 3)
     assert torch.equal(learner.prepare(3, task).scores, scores)
     assert not list(learner.relation.parameters())
+
+
+def test_an_encoder_that_only_scores_is_pretrained_and_taken() -> None:
+    """It is a ResNet of relation.widths for relation.steps, with weights and batches of its own."""
+    config = override(override(preset("quick"), SMALL), {"relation": {"kind": "encoder", "steps": 7}})
+    sets = easy(5, "train"), easy(4, "val"), torch.device("cpu")
+    trainer = relation_trainer(config, *sets)
+    assert isinstance(trainer, Pretrainer)
+    other = Pretrainer(trainer.config, *sets)
+    assert trainer.config.pretrain.steps == 7 and trainer.config.backbone == "resnet12"
+    assert trainer.step(0)["loss"] != other.step(0)["loss"]
+    learner = Learner(config, ImageSpec(1, 16, (0.5,), (0.25,)), seed=9)
+    learner.take_relation(trainer.result())
+    found = learner.relation.encoder.state_dict()  # type: ignore[union-attr]
+    assert all(torch.equal(found[name], tensor) for name, tensor in trainer.result().items())

@@ -13,13 +13,13 @@ from npbml.data.sinusoid import Sinusoids
 from npbml.data.store import cache_folder
 from npbml.data.tasks import ClassSet, task_noise
 from npbml.engine.device import in_precision, set_precision
-from npbml.learner import Learner, Prepared
+from npbml.learner import Frozen, Learner, Prepared
 
 CACHE_BYTES = 4 * 2**30  # of a CPU's memory; of a GPU's it may be half of what is free
 # In half precision where products are rounded as much anyway.
 KEPT_AS = {"float32": None, "tf32": torch.float16, "bfloat16": torch.bfloat16}
 
-Features = dict[Any, tuple[Tensor, Tensor | None]]  # images, which are part of the key, and their features
+Features = dict[Any, tuple[Tensor, Tensor | None]]  # images, which are part of the key, and what is made of them
 
 
 class Source(Protocol):
@@ -39,9 +39,9 @@ class Source(Protocol):
 class TaskSource:
     """Prepared tasks from one split.
 
-    Where the stem normalises by running statistics, an image's features do not depend on its task: they are
-    computed once for the whole split, and once for all sources that share `kept`. Otherwise they are computed once
-    for a task.
+    What frozen networks make of an image whatever its task is, such as the features of a stem that normalises by
+    running statistics, is computed once for the whole split, and once for all sources that share `kept`. The rest
+    is computed once for a task.
     """
 
     def __init__(
@@ -56,16 +56,18 @@ class TaskSource:
         self.learner, self.classes, self.shots, self.queries = learner, classes, shots, queries
         self.precision = precision
         set_precision(precision)
-        self.features: Tensor | None = None
-        if learner.settings.net.stem_norm == "running":
-            kept, key = {} if kept is None else kept, self._key()
+        self.known: dict[str, Tensor] = {}
+        kept = {} if kept is None else kept
+        for name, frozen in learner.alone().items():
+            key = self._key(name, frozen)
             if key not in kept:
-                kept[key] = classes.images, self._features()
-            self.features = kept[key][1]
+                kept[key] = classes.images, self._computed(frozen)
+            if (found := kept[key][1]) is not None:
+                self.known[name] = found
 
     @property
     def on_device(self) -> bool:
-        return self.features is None or self.features.device == self.classes.images.device
+        return all(tensor.device == self.classes.images.device for tensor in self.known.values())
 
     def draw(self, tasks: int, generator: torch.Generator) -> Tensor:
         """Images of `tasks` tasks, [tasks, ways, shots + queries]."""
@@ -84,27 +86,34 @@ class TaskSource:
         """
         device = self.classes.images.device
         task = self.classes.task(indices, self.shots, look or self.classes.pixels)
-        features = None
-        if self.features is not None and look is None:
+        known = {}
+        if look is None:
             support, query = indices[..., : self.shots].flatten(1), indices[..., self.shots :].flatten(1)
-            features = self.features[torch.cat([support, query], 1).to(self.features.device)].to(device)
+            items = torch.cat([support, query], 1)
+            known = {name: kept[items.to(kept.device)].to(device) for name, kept in self.known.items()}
         with in_precision(self.precision, device):
-            prepared = self.learner.prepare_tasks(task, features)
+            prepared = self.learner.prepare_tasks(task, known)
         noise = task_noise(indices, prepared.noise.shape[1])
         return prepared._replace(noise=noise.to(prepared.noise)), task.query_labels
 
-    def _key(self) -> tuple[Any, ...]:
-        """What the features of these images depend on."""
-        known, learner = hashlib.sha256(), self.learner
-        for tensor in (*learner.network.stem.state_dict().values(), learner.mean, learner.deviation):
-            known.update(tensor.cpu().numpy().tobytes())
-        return id(self.classes.images), learner.settings.net.activation, self.precision, known.digest()
+    def _key(self, name: str, frozen: Frozen) -> tuple[Any, ...]:
+        """What that depends on which is made of these images."""
+        weights, learner = hashlib.sha256(), self.learner
+        states = [tensor for network in frozen.networks for tensor in network.state_dict().values()]
+        for tensor in (*states, learner.mean, learner.deviation):
+            weights.update(tensor.cpu().numpy().tobytes())
+        return name, id(self.classes.images), learner.settings.net.activation, self.precision, weights.digest()
 
     @torch.no_grad()
-    def _features(self) -> Tensor | None:
-        """The stem's features of every image, in memory or on disk; None where there is no room for them."""
+    def _computed(self, frozen: Frozen) -> Tensor | None:
+        """What is made of every image, in memory or on disk; None where there is no room for it."""
         images = self.classes.images
-        first = self._stem(images[:512])
+
+        def part(start: int) -> Tensor:
+            with in_precision(self.precision, images.device):
+                return frozen.of(images[start : start + 512])
+
+        first = part(0)
         wanted = KEPT_AS[self.precision] or first.dtype
         entries = len(images) * first[0].numel()
         room = torch.cuda.mem_get_info(images.device)[0] // 2 if images.is_cuda else CACHE_BYTES
@@ -116,12 +125,8 @@ class TaskSource:
                 return None
             kept = mapped.view(len(images), *first.shape[1:])
         for start in range(0, len(images), 512):
-            kept[start : start + 512] = self._stem(images[start : start + 512])
+            kept[start : start + 512] = part(start)
         return kept
-
-    def _stem(self, images: Tensor) -> Tensor:
-        with in_precision(self.precision, images.device):
-            return self.learner.stem(images)
 
 
 def on_disk(entries: int) -> Tensor | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from npbml.data.tasks import Task
@@ -20,6 +20,13 @@ class Prepared(NamedTuple):
     labels: Tensor  # [support, outputs]: one-hot, or values
     scores: Tensor  # [query, ways], or [query, 0] where no loss asks for them
     noise: Tensor  # uniform in (0, 1), as many as the preconditioner asks for
+
+
+class Frozen(NamedTuple):
+    """A function of images that nothing changes, and the networks it is made of."""
+
+    of: Callable[[Tensor], Tensor]
+    networks: tuple[nn.Module, ...]
 
 
 class Acts(NamedTuple):

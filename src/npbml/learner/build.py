@@ -1,7 +1,9 @@
 """A learner's encoder: the backbone with the rule's parts in it, and what of it meta-learning may touch."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +11,11 @@ from torch import Tensor, nn
 from npbml.errors import RunError
 from npbml.learner.settings import ImageSpec, LearnerSettings
 from npbml.nets.layers import Norm, freeze, initialise, set_norm
-from npbml.nets.network import WARP_POSITIONS, Network, WarpPosition, build_network
+from npbml.nets.network import WARP_POSITIONS, Network, NetworkSettings, WarpPosition, build_network
 from npbml.rule.modulate import FiLM
 from npbml.rule.warp import Warp
+
+Settings = TypeVar("Settings", bound=LearnerSettings)
 
 
 def encoder(
@@ -38,6 +42,12 @@ def encoder(
         size=images.size,
         warp_everywhere=settings.warp.blocks == "all",
     )
+
+
+def for_scores(settings: Settings) -> Settings:
+    """The settings of an encoder that only scores (relation.kind=encoder): a ResNet-12 of running statistics."""
+    net = NetworkSettings(widths=settings.relation.widths, stem_norm="running", tail_norm="running")
+    return replace(settings, backbone="resnet12", net=net)
 
 
 def begin_network(network: Network, settings: LearnerSettings, generator: torch.Generator) -> None:

@@ -11,8 +11,8 @@ from torch.func import functional_call
 
 from npbml.data.tasks import Task
 from npbml.errors import DataError
-from npbml.learner.batches import Acts, Prepared, one_by_one, split, stack_tasks, stacked
-from npbml.learner.build import begin_network, encoder, freeze_fixed_parts, own_norms, take_encoder
+from npbml.learner.batches import Acts, Frozen, Prepared, one_by_one, split, stack_tasks, stacked
+from npbml.learner.build import begin_network, encoder, for_scores, freeze_fixed_parts, own_norms, take_encoder
 from npbml.learner.settings import ImageSpec, LearnerSettings, check_learner
 from npbml.nets.layers import Norm, freeze, initialise, set_norm
 from npbml.nets.relation import PrototypeScores, RelationNetwork
@@ -68,9 +68,10 @@ class Learner(nn.Module):
         if settings.relation.kind == "network":
             scores = RelationNetwork(self.images.channels, settings.relation)
         else:
-            plain = encoder(settings, self.images, with_film=False, with_warp=False)
+            own = settings.relation.kind == "encoder"
+            plain = encoder(for_scores(settings) if own else settings, self.images, False, False)
             set_norm(plain, "running")
-            scores = PrototypeScores(plain.tail, settings.relation.temperature)
+            scores = PrototypeScores(plain if own else plain.tail, settings.relation.temperature)
         initialise(scores, settings.init.std, random)
         return freeze(scores)  # type: ignore[return-value]
 
@@ -142,9 +143,15 @@ class Learner(nn.Module):
     def take_pretrained(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from a pre-trained encoder; the rule's own parts keep their start."""
         take_encoder(self.network, tensors)
-        if isinstance(self.relation, PrototypeScores):
-            tail = self.relation.tail
+        if self.settings.relation.kind == "prototypes" and isinstance(self.relation, PrototypeScores):
+            tail = self.relation.encoder
             tail.load_state_dict({name: tensors[f"tail.{name}"] for name in tail.state_dict()})
+
+    def take_relation(self, tensors: Mapping[str, Tensor]) -> None:
+        """Score by what the relation stage has trained."""
+        part = self.relation.encoder if isinstance(self.relation, PrototypeScores) else self.relation
+        assert part is not None
+        part.load_state_dict(tensors)
 
     def see(self, images: Tensor) -> Tensor:
         """Images as the network takes them: bytes are normalised, floats are taken to be so already."""
@@ -156,14 +163,31 @@ class Learner(nn.Module):
         """`function` of one task as a function of a batch of tasks."""
         return torch.vmap(function) if self.together else partial(one_by_one, function)
 
+    def alone(self) -> dict[str, Frozen]:
+        """What frozen networks make of an image whatever its task is: what `prepare` can be given, by name."""
+        found, stem = {}, self.network.stem
+        if self.settings.net.stem_norm == "running":
+            found["features"] = Frozen(self.stem, (stem,))
+        if isinstance(self.relation, PrototypeScores):
+            if self.settings.relation.kind == "encoder":
+                found["embeddings"] = Frozen(self.embed, (self.relation,))
+            elif found:
+                found["embeddings"] = Frozen(self.embed, (stem, self.relation))
+        return found
+
     @torch.no_grad()
     def prepare(
-        self, outputs: int, task: Task, features: Tensor | None = None, final_batch: str | None = None
+        self,
+        outputs: int,
+        task: Task,
+        known: Mapping[str, Tensor] | None = None,
+        final_batch: str | None = None,
     ) -> Prepared:
         """The frozen work of one task. No gradient flows through it.
 
-        `features` are the stem's of support and query, for a stem whose items do not see each other.
+        `known` is what `alone` makes of support and query, as far as that has been computed.
         """
+        features, embeddings = ((known or {}).get(name) for name in ("features", "embeddings"))
         settings, dtype, count = self.settings.inner, self.mean.dtype, len(task.support_images)
         joint = torch.cat([task.support_images, task.query_images])
         parts = {"joint": slice(None), "support": slice(count), "query": slice(count, None)}
@@ -175,8 +199,13 @@ class Learner(nn.Module):
         inner, final = (found[name] for name in wanted)
         scores = self.mean.new_zeros(len(task.query_images), 0)
         if self.relation is not None:
-            # The inner batch is the joint one wherever scores are asked for.
-            seen = inner if isinstance(self.relation, PrototypeScores) else self.see(joint)
+            if isinstance(self.relation, RelationNetwork):
+                seen = self.see(joint)
+            elif embeddings is not None:
+                seen = embeddings.to(dtype)
+            else:  # the inner batch is the joint one wherever scores are asked for
+                own = self.settings.relation.kind == "encoder"
+                seen = self.embed(joint) if own else self.relation.embed(inner)
             support, query = seen.tensor_split([count])
             scores = self.relation(support, task.support_labels, query, outputs).to(dtype)
         # Without a draw the middle of the range: of random masks, the likelier value.
@@ -185,18 +214,34 @@ class Learner(nn.Module):
 
     def stem(self, images: Tensor) -> Tensor:
         """What the frozen blocks make of images."""
+        # Where vmap is not compiled away, it does not know channels that come last.
+        return self.network.stem(self._laid_out(images)).to(self.mean.dtype, memory_format=torch.contiguous_format)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """The embeddings by which images are scored."""
+        assert isinstance(self.relation, PrototypeScores)
+        own = self.settings.relation.kind == "encoder"
+        return self.relation.embed(self._laid_out(images) if own else self.stem(images)).to(self.mean.dtype)
+
+    def _laid_out(self, images: Tensor) -> Tensor:
+        """Images as convolutions like them best."""
         seen = self.see(images)
         if seen.is_cuda and seen.shape[-1] > 1:
             seen = seen.contiguous(memory_format=torch.channels_last)
-        # Where vmap is not compiled away, it does not know channels that come last.
-        return self.network.stem(seen).to(self.mean.dtype, memory_format=torch.contiguous_format)
+        return seen
 
-    def prepare_tasks(self, tasks: Task, features: Tensor | None = None, outputs: int | None = None) -> Prepared:
-        """The frozen work of a batch of tasks, of the learner's own number of ways if none is given."""
+    def prepare_tasks(
+        self, tasks: Task, known: Mapping[str, Tensor] | None = None, outputs: int | None = None
+    ) -> Prepared:
+        """The frozen work of a batch of tasks, of the learner's own number of ways if none is given.
+
+        `known` is what `alone` has made of their images, [tasks, items, ...].
+        """
+
         prepare = partial(self.prepare, outputs or self.settings.outputs)
-        given = (tasks,) if features is None else (tasks, features)
         # vmap would only add copies to convolutions that need no gradient, and take memory for all tasks at once.
-        return stacked(each_in_a_thread(prepare, split(given), tasks.support_images.device.type == "cpu"))
+        given = split((tasks, dict(known or {})))
+        return stacked(each_in_a_thread(prepare, given, tasks.support_images.device.type == "cpu"))
 
     def logits(self, prepared: Prepared) -> Tensor:
         """Query logits of one task after adaptation, from its frozen work."""

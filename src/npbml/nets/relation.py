@@ -18,10 +18,11 @@ from npbml.settings import setting
 class RelationSettings:
     """The relation network."""
 
-    kind: Literal["network", "prototypes"] = setting("network")
-    """Scores of a network of its own, or by the angles between the pre-trained encoder's embeddings."""
+    kind: Literal["network", "encoder", "prototypes"] = setting("network")
+    """Scores of a relation network; or by the angles between embeddings: those of a ResNet-12 that is pre-trained
+    for this alone (encoder), or of the learner's own encoder as it was pre-trained (prototypes)."""
     temperature: float = setting(10.0, above=0)
-    """Of prototypes: what the cosines are multiplied by before softmax."""
+    """Of encoder and prototypes: what the cosines are multiplied by before softmax."""
     widths: tuple[int, ...] = setting((64, 128, 256, 512), low=1)
     """Filters of the encoder's residual blocks; the relation module has the last width."""
     pools: int = setting(2, low=0)
@@ -61,18 +62,21 @@ class RelationNetwork(nn.Module):
 
 
 class PrototypeScores(nn.Module):
-    """Stem features of support and query -> softmax of the scaled cosine to each class's mean embedding.
+    """Embeddings of support and query -> softmax of the scaled cosine to each class's mean embedding.
 
-    `tail` is the part of the pre-trained encoder that adapts in the learner, kept as it was.
+    `encoder` is a whole network, or the part of the pre-trained one that adapts in the learner, kept as it was.
     """
 
-    def __init__(self, tail: nn.Module, temperature: float) -> None:
+    def __init__(self, encoder: nn.Module, temperature: float) -> None:
         super().__init__()
-        self.tail, self.temperature = tail, temperature
+        self.encoder, self.temperature = encoder, temperature
+
+    def embed(self, seen: Tensor) -> Tensor:
+        """What the encoder takes, [n, C, H, W], to embeddings of length 1, [n, width]."""
+        return F.normalize(self.encoder(seen), dim=1)
 
     def forward(self, support: Tensor, labels: Tensor, query: Tensor, ways: int) -> Tensor:
-        """support [n, C, H, W], labels [n], query [m, C, H, W] -> scores [m, ways] that sum to 1"""
-        embeddings = F.normalize(self.tail(torch.cat([support, query])), dim=1)
-        members = (labels.unsqueeze(-1) == torch.arange(ways, device=labels.device)).to(embeddings.dtype)
-        prototypes = F.normalize(members.T @ embeddings[: len(support)], dim=1)
-        return torch.softmax(self.temperature * embeddings[len(support) :] @ prototypes.T, -1)
+        """embeddings support [n, width], labels [n], query [m, width] -> scores [m, ways] that sum to 1"""
+        members = (labels.unsqueeze(-1) == torch.arange(ways, device=labels.device)).to(support.dtype)
+        prototypes = F.normalize(members.T @ support, dim=1)
+        return torch.softmax(self.temperature * query @ prototypes.T, -1)

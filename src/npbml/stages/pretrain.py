@@ -49,15 +49,17 @@ class Pretrainer:
         val: ClassSet,
         device: torch.device,
         say: Callable[[str], None] = lambda words: None,
+        purpose: str = "pretrain",
     ) -> None:
         self.config, self.train, self.val, self.labels = config, train, val, train.labels
+        self.purpose = purpose  # another one draws other weights and batches
         self.engine, self.device = resolved(config.engine, device), device
         set_precision(self.engine.precision)
         self.network = pretrain_network(config, image_spec(train))
         settings = config.pretrain
         head = nn.Linear(self.network.width, len(train) * (TURNS if settings.turns else 1))
         student = nn.Sequential(OrderedDict(network=self.network, head=head))
-        initialise(student, config.init.std, generator(config.seed, "pretrain"))
+        initialise(student, config.init.std, generator(config.seed, purpose))
         self.start = {name: tensor.clone() for name, tensor in student.state_dict().items()}
         self.student, self.teacher = student, freeze(copy.deepcopy(student))
         self.module: nn.Module = student
@@ -88,7 +90,7 @@ class Pretrainer:
         generation, place = divmod(index, settings.steps)
         if generation and not place:
             self._succeed()
-        numbers = draw_numbers(generator(self.config.seed, "pretrain", index), 2).to(self.train.images.device)
+        numbers = draw_numbers(generator(self.config.seed, self.purpose, index), 2).to(self.train.images.device)
         taught = generation > 0
         loss, *gradients = sum_over_ranks(step.find(partial(self._gradient, taught=taught), (numbers,), taught))
         value, rate = loss.item(), learning_rate(settings, place)

@@ -1,6 +1,11 @@
-"""The relation network's own training: squared error of the scores to the one-hot labels (docs/method.md)."""
+"""The training of what scores query items (docs/method.md).
+
+A relation network learns from episodes, by the squared error of its scores to the one-hot labels; an encoder that
+only scores learns as in pre-training.
+"""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,11 +20,28 @@ from npbml.engine.evaluate import ACCURACY, evaluate, replayed
 from npbml.engine.settings import resolved
 from npbml.engine.step import GradientStep
 from npbml.errors import RunError
+from npbml.learner.build import for_scores
 from npbml.nets.layers import initialise
 from npbml.nets.relation import RelationNetwork
 from npbml.randomness import draw_numbers, generator
 from npbml.rule.loss import one_hot
-from npbml.stages.pretrain import augmented
+from npbml.stages.pretrain import Pretrainer, augmented
+
+
+def relation_trainer(
+    config: Config,
+    train: ClassSet,
+    val: ClassSet,
+    device: torch.device,
+    say: Callable[[str], None] = lambda words: None,
+) -> "RelationTrainer | Pretrainer":
+    """What trains that by which query items are scored: a relation network, or an encoder as in pre-training."""
+    if config.relation.kind == "network":
+        return RelationTrainer(config, train, val, device, say)
+    names = ("steps", "validate_every", "validation_tasks")
+    own = {name: getattr(config.relation, name) for name in names}
+    pretrain = replace(config.pretrain, warp=False, **own)
+    return Pretrainer(replace(for_scores(config), pretrain=pretrain), train, val, device, say, "relation")
 
 
 class RelationTrainer:
