@@ -177,7 +177,8 @@ def test_an_encoder_that_only_scores_is_a_stage_that_other_runs_take_over(config
     weights, _ = load_tensors(run.folder / "relation" / "relation.safetensors")
     found = run.learner().state_dict()
     assert all(torch.equal(found[f"relation.encoder.{name}"], tensor) for name, tensor in weights.items())
-    other = Run.start(tmp_path / "other", override(settings, {"shots": 2, "net": {"filters": 5}}))
+    changes = {"shots": 2, "net": {"filters": 5}, "pretrain": {"steps": 4}, "relation": {"lr": 0.5}}
+    other = Run.start(tmp_path / "other", override(settings, changes))
     for stage in ("pretrain", "relation"):
         other.take_over(stage, [run.folder])
     assert other._loop("relation").done and not other._loop("pretrain").done

@@ -56,17 +56,15 @@ from npbml.settings import from_dict, to_dict
 from npbml.stages.loop import Loop, Observer, read_summary, run_loop
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.pretrain import Pretrainer, pretrain_network, prototype_accuracies, use_norms
-from npbml.stages.relation import relation_trainer
+from npbml.stages.relation import relation_trainer, scorer_config
 from npbml.stages.settings import PretrainSettings, RelationStageSettings, TrainSettings
 
-# What each stage's outcome depends on; the relation network's episodes are augmented as in pre-training, and an
-# encoder that only scores is pre-trained, whatever the learner's own is.
-_COMMON = ("dataset", "seed", "image_size", "ways", "queries", "init", "pretrain")
+# What each stage's outcome depends on; the relation network's episodes are augmented as in pre-training.
+_COMMON = ("dataset", "seed", "image_size", "backbone", "ways", "queries", "init", "net", "pretrain")
 _DEPENDS = {
-    "pretrain": (*_COMMON, "backbone", "net", "warp"),
-    "relation": (*_COMMON, "backbone", "net", "shots", "relation"),
+    "pretrain": (*_COMMON, "warp"),
+    "relation": (*_COMMON, "shots", "relation"),
 }
-_ENCODER_DEPENDS = (*_COMMON, "relation")
 
 
 class Run:
@@ -368,9 +366,10 @@ class Run:
         if stage in _DEPENDS:
             settings = config.pretrain if stage == "pretrain" else config.relation
         weights = {"pretrain": "network.safetensors", "relation": "relation.safetensors"}
-        trained, names = stage not in _DEPENDS, _DEPENDS.get(stage)
-        steps, encoder = settings.steps, stage == "relation" and config.relation.kind == "encoder"
-        if stage == "pretrain" or encoder:
+        trained, names, steps = stage not in _DEPENDS, _DEPENDS.get(stage), settings.steps
+        if stage == "relation" and config.relation.kind == "encoder":  # pre-trained, whatever the learner's own is
+            config, names = scorer_config(config), _DEPENDS["pretrain"]
+        if names == _DEPENDS["pretrain"]:
             steps *= config.pretrain.generations
         return Loop(
             stage,
@@ -379,7 +378,7 @@ class Run:
             steps,
             settings.validate_every,
             config.checkpoint_seconds,
-            fingerprint(config, stage, _ENCODER_DEPENDS if encoder else names),
+            fingerprint(config, stage, names),
             self.measure if trained else ACCURACY,
             config.train.ensemble if trained else 1,
         )

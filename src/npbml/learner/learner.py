@@ -237,7 +237,6 @@ class Learner(nn.Module):
 
         `known` is what `alone` has made of their images, [tasks, items, ...].
         """
-
         prepare = partial(self.prepare, outputs or self.settings.outputs)
         # vmap would only add copies to convolutions that need no gradient, and take memory for all tasks at once.
         given = split((tasks, dict(known or {})))

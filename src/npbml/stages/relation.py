@@ -38,10 +38,14 @@ def relation_trainer(
     """What trains that by which query items are scored: a relation network, or an encoder as in pre-training."""
     if config.relation.kind == "network":
         return RelationTrainer(config, train, val, device, say)
+    return Pretrainer(scorer_config(config), train, val, device, say, "relation")
+
+
+def scorer_config(config: Config) -> Config:
+    """The configuration by which an encoder that only scores is pre-trained."""
     names = ("steps", "validate_every", "validation_tasks")
     own = {name: getattr(config.relation, name) for name in names}
-    pretrain = replace(config.pretrain, warp=False, **own)
-    return Pretrainer(replace(for_scores(config), pretrain=pretrain), train, val, device, say, "relation")
+    return replace(for_scores(config), pretrain=replace(config.pretrain, warp=False, **own))
 
 
 class RelationTrainer:
