@@ -11,9 +11,10 @@ from pathlib import Path
 
 from common import begin, parser, print_table
 
-from npbml.config import override
+from npbml.config import override, with_device
+from npbml.engine.device import in_precision, set_precision
 from npbml.engine.evaluate import ACCURACY
-from npbml.runs import Run
+from npbml.runs import Run, read_config
 from npbml.stages.pretrain import prototype_accuracies, use_norms
 
 WAYS = {
@@ -28,22 +29,29 @@ def main() -> None:
     made.add_argument("run", type=Path, help="a run folder with a pre-trained encoder")
     made.add_argument("--shots", type=int, nargs="+", default=[1, 5])
     made.add_argument("--tasks", type=int, default=600)
+    made.add_argument("--precision", choices=("float32", "tf32", "bfloat16"), default="float32")
     options = made.parse_args()
-    begin(options)
-    run = Run.open(options.run)
-    network, rows = run.pretrained_network(), []
+    device = begin(options)
+    run = Run(options.run, with_device(read_config(options.run), options.device))
+    set_precision(options.precision)
+    network, rows, first = run.pretrained_network(), [], {}
     for name, (statistics, batch) in WAYS.items():
         norms = {"stem_norm": "running", "tail_norm": statistics}
         config = override(run.config, {"net": norms, "pretrain": {"prototype_batch": batch}})
         use_norms(network, config)
         row = [name]
         for shots in options.shots:
-            found = prototype_accuracies(network, config, run.splits["val"], shots, options.tasks, "validation")
-            accuracy = ACCURACY.over(found)
-            row.append(f"{accuracy.mean:.2f} ± {accuracy.ci95:.2f}")
+            with in_precision(options.precision, device):
+                found = prototype_accuracies(
+                    network, config, run.splits["val"], shots, options.tasks, "validation"
+                )
+            own, apart = ACCURACY.over(found), ACCURACY.over(found - first.setdefault(shots, found))
+            row.append(f"{own.mean:.2f} ± {own.ci95:.2f}")
+            row.append(f"{apart.mean:+.2f} ± {apart.ci95:.2f}" if found is not first[shots] else "")
         rows.append(row)
     print(f"{run.config.dataset}, {run.config.backbone}, {options.tasks} meta-validation tasks\n")
-    print_table(["statistics", *(f"{shots}-shot, %" for shots in options.shots)], rows)
+    headings = [words for shots in options.shots for words in (f"{shots}-shot, %", "to running")]
+    print_table(["statistics", *headings], rows)
 
 
 if __name__ == "__main__":
