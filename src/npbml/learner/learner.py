@@ -201,11 +201,8 @@ class Learner(nn.Module):
         if self.relation is not None:
             if isinstance(self.relation, RelationNetwork):
                 seen = self.see(joint)
-            elif embeddings is not None:
-                seen = embeddings.to(dtype)
             else:  # the inner batch is the joint one wherever scores are asked for
-                own = self.settings.relation.kind == "encoder"
-                seen = self.embed(joint) if own else self.relation.embed(inner)
+                seen = self.embed(joint, inner) if embeddings is None else embeddings.to(dtype)
             support, query = seen.tensor_split([count])
             scores = self.relation(support, task.support_labels, query, outputs).to(dtype)
         # Without a draw the middle of the range: of random masks, the likelier value.
@@ -217,11 +214,14 @@ class Learner(nn.Module):
         # Where vmap is not compiled away, it does not know channels that come last.
         return self.network.stem(self._laid_out(images)).to(self.mean.dtype, memory_format=torch.contiguous_format)
 
-    def embed(self, images: Tensor) -> Tensor:
-        """The embeddings by which images are scored."""
+    def embed(self, images: Tensor, features: Tensor | None = None) -> Tensor:
+        """The embeddings by which images are scored; `features` are the stem's, where they are known."""
         assert isinstance(self.relation, PrototypeScores)
-        own = self.settings.relation.kind == "encoder"
-        return self.relation.embed(self._laid_out(images) if own else self.stem(images)).to(self.mean.dtype)
+        if self.settings.relation.kind == "encoder":
+            seen = self._laid_out(images)
+        else:
+            seen = self.stem(images) if features is None else features
+        return self.relation.embed(seen).to(self.mean.dtype)
 
     def _laid_out(self, images: Tensor) -> Tensor:
         """Images as convolutions like them best."""
