@@ -1,6 +1,7 @@
 """What the choices that the paper leaves open are worth, on meta-validation:
 
     npbml pretrain --dataset cifar-fs --protocol best --run runs/encoder
+    npbml relation --run runs/encoder
     python benchmarks/choices.py --encoder runs/encoder
     python benchmarks/choices.py --table
 
@@ -64,14 +65,11 @@ CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
         FULL,
         {"relation": {"kind": "network", "steps": 10_000, "validate_every": 2500}},
     ),
-    "relation-encoder": (
-        "scores by a ResNet-12 of its own",
-        FULL,
-        {"relation": {"kind": "encoder", "steps": 5000, "validate_every": 1250}},
-    ),
+    "relation-own": ("scores by the learner's own encoder", FULL, {"relation": {"kind": "prototypes"}}),
     "final-query": ("the scored prediction sees the queries alone", FULL, {"inner": {"final_batch": "query"}}),
     "stem-batch": ("batch norm of the stem by the batch", FULL, {"net": {"stem_norm": "batch"}}),
     "tail-running": ("batch norm of the tail by running statistics", FULL, {"net": {"tail_norm": "running"}}),
+    "tail-batch": ("batch norm of the tail by the batch", FULL, {"net": {"tail_norm": "batch"}}),
     "film-batch": ("FiLM by the batch's mean, not by item", FULL, {"film": {"conditioning": "batch"}}),
     "warp-norm": ("batch norm behind the warp, as published", FULL, {"warp": {"norm": True}}),
     "sums": ("R on sums over the layers, as published", FULL, {"loss": {"averaged": False}}),
@@ -83,7 +81,7 @@ CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
 def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CHOICES)}; all if none is given")
-    made.add_argument("--encoder", type=Path, help="a run folder with a pre-trained encoder")
+    made.add_argument("--encoder", type=Path, help="a run folder with both encoders")
     made.add_argument("--out", type=Path, default=Path("results/choices"), help="the folder for the outcomes")
     made.add_argument("--work", type=Path, default=Path("runs/choices"), help="the folder for checkpoints")
     made.add_argument("--shots", type=int, default=1)
@@ -100,7 +98,7 @@ def main() -> None:
         made.error(f"there is no choice {unknown[0]!r}")
     if not options.table:
         if options.encoder is None:
-            made.error("--encoder is needed: `npbml pretrain` makes one")
+            made.error("--encoder is needed: `npbml pretrain` and `npbml relation` make one")
         for name in options.names or CHOICES:
             train(name, options)
     lines = tables([read_json(path) for path in sorted(options.out.glob("*.json"))])
@@ -130,10 +128,13 @@ def train(name: str, options: argparse.Namespace) -> None:
     learner = Learner(config, image_spec(splits["train"]), config.seed)
     learner.take_pretrained(load_tensors(options.encoder / "pretrain" / "network.safetensors")[0])
     folder, observer = options.work / place, Spoken(name)
-    if config.relation.kind != "prototypes":
+    if config.relation.kind == "network":
         relation = relation_trainer(config, splits["train"], splits["val"], device, observer.said)
-        run_loop(_loop(folder, "relation", config.relation), relation, observer, {})
-        learner.take_relation(load_tensors(folder / "relation" / "learner.safetensors")[0])
+        trained = _loop(folder, "relation", config.relation)
+        run_loop(trained, relation, observer, {})
+        learner.take_relation(load_tensors(trained.file(0))[0])
+    elif config.relation.kind == "encoder" and learner.relation is not None:
+        learner.take_relation(load_tensors(options.encoder / "relation" / "relation.safetensors")[0])
     learner.to(device)
     precision = resolved(config.engine, device).precision
     sources = {

@@ -109,7 +109,7 @@ BEST: dict[str, Any] = {
     "inner": {"final_batch": "joint"},
     "loss": {"averaged": True, "target": "soft"},
     "warp": {"norm": False},
-    "relation": {"kind": "prototypes"},
+    "relation": {"kind": "encoder", "steps": 5000, "validate_every": 1000},
     "pretrain": {"warp": False, "turns": True, "augment": {"crop_scale_low": 0.5}},
     "train": {
         "steps": 6000,
