@@ -18,7 +18,7 @@ from npbml.randomness import generator
 from npbml.stages.loop import Loop, Observer, Trainer, run_loop
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.pretrain import Pretrainer
-from npbml.stages.relation import relation_trainer
+from npbml.stages.relation import relation_trainer, teacher
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -48,7 +48,12 @@ def colours(count: int, name: str, device: str) -> ClassSet:
 
 
 def pretrainer(config: Config, device: str, say: Callable[[str], None]) -> Pretrainer:
-    return Pretrainer(config, colours(5, "train", device), colours(4, "val", device), torch.device(device), say)
+    sets, place = (colours(5, "train", device), colours(4, "val", device)), torch.device(device)
+    known = None
+    if config.pretrain.taught:
+        known = teacher(config, sets[0])
+        known.load_state_dict(relation_trainer(config, *sets, place).result())
+    return Pretrainer(config, *sets, place, say, teacher=known)
 
 
 def scorer(config: Config, device: str, say: Callable[[str], None]) -> Trainer:
@@ -66,7 +71,7 @@ def meta_trainer(config: Config, device: str, say: Callable[[str], None]) -> Met
 
 STAGES: dict[str, tuple[Make, dict[str, Any]]] = {
     "pre-training": (pretrainer, {}),
-    "pre-training, two generations": (pretrainer, {"pretrain": {"steps": 3, "generations": 2}}),
+    "pre-training, taught": (pretrainer, {"relation": {"kind": "encoder"}, "pretrain": {"taught": True}}),
     "relation network": (scorer, {}),
     "an encoder that only scores": (scorer, {"relation": {"kind": "encoder"}}),
     "meta-training, scored by an encoder": (

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import npbml
-from npbml.config import Config, override, preset
+from npbml.cli.stages import prepare_for
+from npbml.config import Config, check_config, override, preset
 from npbml.data.store import ClassEntry, Store
 from npbml.engine.evaluate import evaluate, learner_answers
 from npbml.environment import environment
@@ -175,8 +176,8 @@ def test_an_encoder_that_only_scores_is_a_stage_that_other_runs_take_over(config
     run.train("npbml")
     run.test("npbml")
     weights, _ = load_tensors(run.folder / "relation" / "relation.safetensors")
-    found = run.learner().state_dict()
-    assert all(torch.equal(found[f"relation.encoder.{name}"], tensor) for name, tensor in weights.items())
+    found = run.learner().relation.encoder.state_dict()  # type: ignore[union-attr]
+    assert all(torch.equal(tensor, weights[f"network.{name}"]) for name, tensor in found.items())
     changes = {"shots": 2, "net": {"filters": 5}, "pretrain": {"steps": 4}, "relation": {"lr": 0.5}}
     other = Run.start(tmp_path / "other", override(settings, changes))
     for stage in ("pretrain", "relation"):
@@ -184,6 +185,30 @@ def test_an_encoder_that_only_scores_is_a_stage_that_other_runs_take_over(config
     assert other._loop("relation").done and not other._loop("pretrain").done
     with pytest.raises(SettingError, match=r"halves an image 5 times, 16 pixels are too few: give fewer"):
         Run.start(tmp_path / "deep", override(settings, {"relation": {"widths": [2] * 5}}))
+
+
+def test_a_taught_encoder_waits_for_what_teaches_it_and_depends_on_it(config: Config, tmp_path: Path) -> None:
+    settings = override(config, {"relation": {"kind": "encoder", "widths": [2, 3]}, "pretrain": {"taught": True}})
+    run = Run.start(tmp_path / "run", settings)
+    assert run.needs(["maml"]) == run.needs(["prototypes"]) == {"pretrain", "relation"}
+    with pytest.raises(RunError, match=r"relation is not finished: run `npbml relation --run"):
+        run.pretrain()
+    prepare_for(run, ["maml"])
+    run.train("maml")
+    run.test("maml")
+    assert set(run.results()[0]["seconds"]) == {"pretrain", "relation", "train", "test"}
+
+    plain = Run.start(tmp_path / "plain", override(settings, {"pretrain": {"taught": False}}))
+    other = Run.start(tmp_path / "other", override(settings, {"relation": {"steps": 3}}))
+    same = Run.start(tmp_path / "same", override(settings, {"shots": 2}))
+    done = []
+    for third in (plain, other, same):
+        for stage in ("relation", "pretrain"):
+            third.take_over(stage, [run.folder])
+            done.append(third._loop(stage).done)
+    assert done == [True, False, False, False, True, True]
+    with pytest.raises(SettingError, match=r"there is none: set relation\.kind=encoder"):
+        check_config(override(config, {"pretrain": {"taught": True}}))
 
 
 def test_learners_that_come_along_are_found_by_name(

@@ -110,7 +110,7 @@ BEST: dict[str, Any] = {
     "loss": {"averaged": True, "target": "soft"},
     "warp": {"norm": False},
     "relation": {"kind": "encoder", "steps": 5000, "validate_every": 1000},
-    "pretrain": {"warp": False, "turns": True, "augment": {"crop_scale_low": 0.5}},
+    "pretrain": {"warp": False, "turns": True, "taught": True, "augment": {"crop_scale_low": 0.5}},
     "train": {
         "steps": 6000,
         "meta_batch": 4,
@@ -120,13 +120,18 @@ BEST: dict[str, Any] = {
     },
     "test": {"tasks": 1000},
 }
-# By data set and network, since the time of a step differs by a factor of twenty.
-BEST_SMALL_RESNET12: dict[str, Any] = {"train": {"steps": 2400, "validate_every": 400}}
+# By data set and network: the time of a step differs by a factor of twenty, and ResNet-12 learns by heart.
+BEST_SMALL_RESNET12: dict[str, Any] = {
+    "net": {"tail_norm": "running"},
+    "pretrain": {"steps": 5000, "validate_every": 1000},
+    "train": {"steps": 2400, "validate_every": 400},
+}
 BEST_OF: dict[tuple[str, str], dict[str, Any]] = {
     ("cifar-fs", "resnet12"): BEST_SMALL_RESNET12,
     ("fc100", "resnet12"): BEST_SMALL_RESNET12,
     ("mini-imagenet", "conv4"): {"pretrain": {"steps": 8000}, "train": {"steps": 3000, "validate_every": 500}},
     ("mini-imagenet", "resnet12"): {
+        "net": {"tail_norm": "running"},
         "pretrain": {"steps": 5000, "validate_every": 1000},
         "train": {"steps": 600, "validate_every": 300},
     },
@@ -294,6 +299,10 @@ def check_config(config: Config) -> None:
     if config.target == "values" and (config.train.augment or config.train.coverage == "balanced"):
         raise SettingError(
             "train.augment and train.coverage=balanced are about images of classes: sinusoid has none."
+        )
+    if config.pretrain.taught and config.relation.kind != "encoder":
+        raise SettingError(
+            "pretrain.taught learns from the encoder that scores, and there is none: set relation.kind=encoder."
         )
     check_method(config, config.method)
 

@@ -56,7 +56,7 @@ from npbml.settings import from_dict, to_dict
 from npbml.stages.loop import Loop, Observer, read_summary, run_loop
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.pretrain import Pretrainer, pretrain_network, prototype_accuracies, use_norms
-from npbml.stages.relation import relation_trainer, scorer_config
+from npbml.stages.relation import relation_trainer, scorer_config, teacher
 from npbml.stages.settings import PretrainSettings, RelationStageSettings, TrainSettings
 
 # What each stage's outcome depends on; the relation network's episodes are augmented as in pre-training.
@@ -179,8 +179,15 @@ class Run:
 
     def pretrain(self) -> dict[str, Any]:
         """Pre-train the encoder, or go on, or do nothing where that is done."""
-        say = self.observer.said
-        return self._stage("pretrain", lambda: Pretrainer(self.config, *self._sets(), self.device, say))
+
+        def trainer() -> Pretrainer:
+            known = None
+            if self.config.pretrain.taught:
+                known = teacher(self.config, self.splits["train"])
+                self._take_relation(known.load_state_dict)
+            return Pretrainer(self.config, *self._sets(), self.device, self.observer.said, teacher=known)
+
+        return self._stage("pretrain", trainer)
 
     def relation(self) -> dict[str, Any]:
         """Train what scores query items, or go on, or do nothing where that is done."""
@@ -216,7 +223,7 @@ class Run:
         for method in methods:
             config = None if method == "prototypes" else method_config(self.config, method)
             if config is None or config.init.source == "pretrained":
-                stages.add("pretrain")
+                stages |= {"pretrain", "relation"} if self.config.pretrain.taught else {"pretrain"}
             if config is not None and config.loss.transductive and config.relation.kind != "prototypes":
                 stages.add("relation")
         return stages
@@ -369,8 +376,8 @@ class Run:
         trained, names, steps = stage not in _DEPENDS, _DEPENDS.get(stage), settings.steps
         if stage == "relation" and config.relation.kind == "encoder":  # pre-trained, whatever the learner's own is
             config, names = scorer_config(config), _DEPENDS["pretrain"]
-        if names == _DEPENDS["pretrain"]:
-            steps *= config.pretrain.generations
+        if stage == "pretrain" and config.pretrain.taught:
+            names = (*_DEPENDS["pretrain"], "relation")
         return Loop(
             stage,
             self.folder / stage,
@@ -396,11 +403,15 @@ class Run:
         if config.init.source == "pretrained":
             self._summary("pretrain")
             learner.take_pretrained(load_tensors(self.folder / "pretrain" / "network.safetensors")[0])
-        if "relation" in self.needs([config.method]):
-            self._summary("relation")
-            path = self.folder / "relation" / "relation.safetensors"
-            _load(learner.take_relation, load_tensors(path)[0], path)
+        if learner.relation is not None and config.relation.kind != "prototypes":
+            self._take_relation(learner.take_relation)
         return learner.to(self.device)
+
+    def _take_relation(self, take: Callable[[dict[str, Tensor]], object]) -> None:
+        """Have something take what the relation stage has trained."""
+        self._summary("relation")
+        path = self.folder / "relation" / "relation.safetensors"
+        _load(take, load_tensors(path)[0], path)
 
     def _record(self, method: str, dataset: str, per_task: Tensor, seconds: dict[str, float]) -> dict[str, Any]:
         config, result = self.config, self.measure.over(per_task)

@@ -25,6 +25,7 @@ from npbml.stages.pretrain import (
     turned,
     use_norms,
 )
+from npbml.stages.relation import relation_trainer, teacher
 from npbml.stages.settings import PretrainSettings
 
 CPU = torch.device("cpu")
@@ -95,7 +96,7 @@ def test_a_step_is_nesterov_sgd_on_the_cross_entropy_of_the_batch() -> None:
     numbers = draw_numbers(generator(0, "pretrain", 0), 2)
     chosen = keys(numbers[0], 12) % 30
     images = augmented(trainer.train, settings.augment, numbers[1])(chosen)
-    logits = trainer.student.head(trainer.network(images))
+    logits = trainer.module.head(trainer.network(images))
     loss = -logits.log_softmax(1)[torch.arange(12), trainer.train.labels[chosen]].mean()
     names, parameters = zip(*trainer.module.named_parameters(), strict=True)
     learned = [p for p in parameters if p.requires_grad]
@@ -182,7 +183,7 @@ def test_a_step_depends_on_the_state_and_its_index_alone() -> None:
 def test_a_loss_that_is_not_finite_is_refused_before_it_does_harm() -> None:
     trainer = pretrainer()
     with torch.no_grad():
-        trainer.student.head.weight[0, 0] = float("nan")
+        trainer.module.head.weight[0, 0] = float("nan")
     before = {name: parameter.clone() for name, parameter in trainer.network.named_parameters()}
     with pytest.raises(RunError, match=r"pre-training loss is nan at step 3: lower pretrain\.lr"):
         trainer.step(2)
@@ -318,62 +319,59 @@ def test_images_are_turned_by_quarters() -> None:
 def test_each_turn_of_a_class_is_a_class() -> None:
     """The loss is that of telling image and turn at once; without turns, of the classes alone."""
     trainer, plain = pretrainer(pretrain={"turns": True}), pretrainer()
-    assert trainer.student.head.out_features == 4 * plain.student.head.out_features
+    assert trainer.module.head.out_features == 4 * plain.module.head.out_features
     numbers = draw_numbers(generator(0), 2)
     chosen = keys(numbers[0], 12) % len(trainer.train.images)
     seen = augmented(trainer.train, trainer.config.pretrain.augment, numbers[1])(chosen)
     turns = [place % 4 for place in range(12)]
     seen = torch.stack([image.rot90(turn, (1, 2)) for image, turn in zip(seen, turns, strict=True)])
-    logits = trainer.student.head(trainer.network(seen))
+    logits = trainer.module.head(trainer.network(seen))
     labels = [4 * int(trainer.labels[image]) + turn for image, turn in zip(chosen, turns, strict=True)]
     expected = torch.stack([-row.log_softmax(0)[label] for row, label in zip(logits, labels, strict=True)]).mean()
     torch.testing.assert_close(trainer._gradient(numbers)[0], expected)
 
 
-def test_a_later_generation_learns_from_the_one_before() -> None:
-    """It begins where the first did, taught by what that became; half of its loss is the distance to that."""
-    trainer = pretrainer(pretrain={"generations": 2, "steps": 3})
-    begun = state(trainer)
-    for index in range(3):
-        trainer.step(index)
-    first = {name: tensor.clone() for name, tensor in trainer.student.state_dict().items()}
-    images = trainer.train.normalise(trainer.train.pixels(torch.arange(4)))
-    trainer._succeed()
-    after = state(trainer)
-    assert not moved(begun, after) - {name for name in after if name.startswith("teacher.")}
-    assert all(torch.equal(after[f"teacher.{name}"], tensor) for name, tensor in first.items())
-    assert not any(state["momentum_buffer"].any() for state in trainer.optimizer.state.values())
+def taught() -> Pretrainer:
+    """A pre-trainer whose teacher is a network of another kind, with weights of its own."""
+    config = override(override(preset("quick"), SMALL), {"relation": {"kind": "encoder", "widths": [3, 4]}})
+    sets = easy(5, "train"), easy(4, "val")
+    known = teacher(config, sets[0])
+    known.load_state_dict(relation_trainer(config, *sets, CPU).result())
+    return Pretrainer(config, *sets, CPU, teacher=known)
 
+
+def test_a_taught_encoder_learns_from_predictions_and_labels_alike() -> None:
+    trainer = taught()
+    assert trainer.teacher is not None and not list(trainer.teacher.parameters())
     numbers = draw_numbers(generator(0), 2)
     chosen = keys(numbers[0], 12) % len(trainer.train.images)
     seen = augmented(trainer.train, trainer.config.pretrain.augment, numbers[1])(chosen)
-    mine, known = trainer.student(seen), trainer.teacher(seen)
+    mine, known = trainer.module(seen), trainer.teacher(seen)
+    assert mine.shape == known.shape
     soft, wanted = (mine / 4).log_softmax(1), (known / 4).softmax(1)
     apart = 16 * (wanted * (wanted.log() - soft)).sum(1).mean()
     plain = torch.nn.functional.cross_entropy(mine, trainer.labels[chosen])
-    torch.testing.assert_close(trainer._gradient(numbers, taught=True)[0], (plain + apart) / 2)
-    assert trainer.teacher(images).isfinite().all()
+    torch.testing.assert_close(trainer._gradient(numbers)[0], (plain + apart) / 2)
+    before = {name: tensor.clone() for name, tensor in trainer.teacher.state_dict().items()}
+    assert "head.weight" in moved(state(trainer), (trainer.step(0), state(trainer))[1])
+    assert not moved(before, trainer.teacher.state_dict())
 
 
-def test_generations_go_on_after_a_stop_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_taught_encoder_goes_on_after_a_stop_to_the_same_bits(tmp_path: Path) -> None:
     class Killed(Exception):
         pass
 
     class Killer(Observer):
-        def __init__(self, at: int) -> None:
-            self.at = at
-
         def stepped(self, step: int, metrics: Any) -> None:
-            if step == self.at:
+            if step == 2:
                 raise Killed
 
     def train(folder: Path, observer: Observer) -> dict[str, Tensor]:
-        trainer = pretrainer(pretrain={"generations": 2, "steps": 3})
-        run_loop(Loop("pretrain", folder, "network", 6, 2, 0.0, "same"), trainer, observer, {})
+        trainer = taught()
+        run_loop(Loop("pretrain", folder, "network", 4, 2, 0.0, "same"), trainer, observer, {})
         return state(trainer)
 
     whole = train(tmp_path / "whole", Observer())
-    for at in (3, 4, 5):
-        with pytest.raises(Killed):
-            train(tmp_path / str(at), Killer(at))
-        assert not moved(whole, train(tmp_path / str(at), Observer()))
+    with pytest.raises(Killed):
+        train(tmp_path / "stopped", Killer())
+    assert not moved(whole, train(tmp_path / "stopped", Observer()))

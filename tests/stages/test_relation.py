@@ -136,4 +136,6 @@ def test_an_encoder_that_only_scores_is_pretrained_and_taken() -> None:
     learner = Learner(config, ImageSpec(1, 16, (0.5,), (0.25,)), seed=9)
     learner.take_relation(trainer.result())
     found = learner.relation.encoder.state_dict()  # type: ignore[union-attr]
-    assert all(torch.equal(found[name], tensor) for name, tensor in trainer.result().items())
+    kept = trainer.result()
+    assert {name for name in kept if not name.startswith("network.")} == {"head.weight", "head.bias"}
+    assert all(torch.equal(tensor, kept[f"network.{name}"]) for name, tensor in found.items())

@@ -29,6 +29,8 @@ def run(arguments: list[str]) -> None:
 def pretrain(arguments: list[str]) -> None:
     """Pre-train the encoder: it learns to tell the training classes apart."""
     with opened(pretrain, arguments) as (work, _):
+        if work.config.pretrain.taught:
+            work.relation()
         work.pretrain()
 
 
@@ -94,11 +96,8 @@ def announce(work: Run) -> None:
 
 def prepare_for(work: Run, methods: list[str]) -> None:
     """The stages that these methods need before they can be trained."""
-    needed = work.needs(methods)
-    if "pretrain" in needed:
-        work.pretrain()
-    if "relation" in needed:
-        work.relation()
+    for stage in sorted(work.needs(methods), reverse=work.config.pretrain.taught):  # what teaches is trained first
+        getattr(work, stage)()
 
 
 def test_method(work: Run, terminal: Terminal, method: str, dataset: str | None = None) -> dict[str, object]:

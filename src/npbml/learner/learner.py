@@ -148,10 +148,12 @@ class Learner(nn.Module):
             tail.load_state_dict({name: tensors[f"tail.{name}"] for name in tail.state_dict()})
 
     def take_relation(self, tensors: Mapping[str, Tensor]) -> None:
-        """Score by what the relation stage has trained."""
-        part = self.relation.encoder if isinstance(self.relation, PrototypeScores) else self.relation
-        assert part is not None
-        part.load_state_dict(tensors)
+        """Score by what the relation stage has trained: a relation network, or an encoder with a head."""
+        if isinstance(self.relation, PrototypeScores):
+            own = {n.removeprefix("network."): t for n, t in tensors.items() if n.startswith("network.")}
+            self.relation.encoder.load_state_dict(own)
+        elif self.relation is not None:
+            self.relation.load_state_dict(tensors)
 
     def see(self, images: Tensor) -> Tensor:
         """Images as the network takes them: bytes are normalised, floats are taken to be so already."""

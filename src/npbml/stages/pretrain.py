@@ -1,9 +1,7 @@
 """Pre-training: the encoder learns to tell all training classes apart."""
 
-import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -33,13 +31,14 @@ from npbml.stages.settings import PretrainSettings
 from npbml.threads import each_in_a_thread
 
 TURNS = 4  # quarters
-SOFTENED = 4.0  # what the logits are divided by, of which a later generation learns
+SOFTENED = 4.0  # what the logits are divided by from which another network learns
 
 
 class Pretrainer:
     """Classification of the training classes, judged by prototypes on meta-validation tasks.
 
-    Of several ranks each takes a part of the batch, and batch norm the statistics of all of it.
+    With a `teacher`, which tells the same classes apart, half of the loss is the distance to its predictions. Of
+    several ranks each takes a part of the batch, and batch norm the statistics of all of it.
     """
 
     def __init__(
@@ -50,29 +49,27 @@ class Pretrainer:
         device: torch.device,
         say: Callable[[str], None] = lambda words: None,
         purpose: str = "pretrain",
+        teacher: nn.Module | None = None,
     ) -> None:
         self.config, self.train, self.val, self.labels = config, train, val, train.labels
         self.purpose = purpose  # another one draws other weights and batches
         self.engine, self.device = resolved(config.engine, device), device
         set_precision(self.engine.precision)
-        self.network = pretrain_network(config, image_spec(train))
         settings = config.pretrain
-        head = nn.Linear(self.network.width, len(train) * (TURNS if settings.turns else 1))
-        student = nn.Sequential(OrderedDict(network=self.network, head=head))
-        initialise(student, config.init.std, generator(config.seed, purpose))
-        self.start = {name: tensor.clone() for name, tensor in student.state_dict().items()}
-        self.student, self.teacher = student, freeze(copy.deepcopy(student))
-        self.module: nn.Module = student
-        if settings.generations > 1:
-            self.module = nn.ModuleDict({"student": self.student, "teacher": self.teacher})
+        self.module = classifier(config, train)
+        self.network: Network = self.module.get_submodule("network")  # type: ignore[assignment]
+        initialise(self.module, config.init.std, generator(config.seed, purpose))
         placed(self.module, device)
-        self._set_norms()
+        self.teacher = teacher
+        if teacher is not None:
+            placed(teacher, device)
+        set_norm(self.network, "track")
         check_share("pretrain.batch", settings.batch)
         for part in self.network.modules():
             if isinstance(part, Norm) and world()[1] > 1:
                 part.total = summed
         self.optimizer = torch.optim.SGD(
-            [parameter for parameter in student.parameters() if parameter.requires_grad],
+            [parameter for parameter in self.module.parameters() if parameter.requires_grad],
             lr=settings.lr,
             momentum=settings.momentum,
             nesterov=settings.momentum > 0,
@@ -87,35 +84,16 @@ class Pretrainer:
 
     def step(self, index: int) -> dict[str, float]:
         settings, step = self.config.pretrain, self.gradient_step
-        generation, place = divmod(index, settings.steps)
-        if generation and not place:
-            self._succeed()
         numbers = draw_numbers(generator(self.config.seed, self.purpose, index), 2).to(self.train.images.device)
-        taught = generation > 0
-        loss, *gradients = sum_over_ranks(step.find(partial(self._gradient, taught=taught), (numbers,), taught))
-        value, rate = loss.item(), learning_rate(settings, place)
+        loss, *gradients = sum_over_ranks(step.find(self._gradient, (numbers,)))
+        value, rate = loss.item(), learning_rate(settings, index)
         if not value < float("inf"):
             raise RunError(f"The pre-training loss is {value} at step {index + 1}: lower pretrain.lr.")
         step.set_rate(lambda part: rate)
         step.apply(gradients)
         return {"loss": value, "lr": rate}
 
-    @torch.no_grad()
-    def _succeed(self) -> None:
-        """What was trained becomes the teacher of a generation that begins anew."""
-        self.teacher.load_state_dict(self.student.state_dict())
-        self.student.load_state_dict(self.start)
-        for state in self.optimizer.state.values():
-            for tensor in state.values():
-                if isinstance(tensor, Tensor):
-                    tensor.zero_()
-
-    def _set_norms(self) -> None:
-        """The batch-norm modes of pre-training."""
-        set_norm(self.module, "running")
-        set_norm(self.network, "track")
-
-    def _gradient(self, numbers: Tensor, taught: bool = False) -> list[Tensor]:
+    def _gradient(self, numbers: Tensor) -> list[Tensor]:
         """This rank's part of the loss of the batch drawn from two numbers, and the gradient of it."""
         settings, classes = self.config.pretrain, self.train
         chosen = (keys(numbers[0], settings.batch) % len(classes.images))[mine(settings.batch)]
@@ -127,9 +105,9 @@ class Pretrainer:
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)
         with in_precision(self.engine.precision, self.device):
-            logits = self.student(images).to(images.dtype)
+            logits = self.module(images).to(images.dtype)
         loss = F.cross_entropy(logits, labels)
-        if taught:
+        if self.teacher is not None:
             with torch.no_grad(), in_precision(self.engine.precision, self.device):
                 known = self.teacher(images).to(images.dtype)
             loss = (loss + distance(logits, known)) / 2
@@ -148,7 +126,7 @@ class Pretrainer:
             "validation",
             self.answers,
         )
-        self._set_norms()
+        set_norm(self.network, "track")
         return ACCURACY.over(per_task).mean
 
     def result(self) -> Mapping[str, Tensor]:
@@ -187,6 +165,13 @@ def turned(images: Tensor, turns: Tensor) -> Tensor:
     """Each image turned by as many quarters as `turns` [images] says."""
     every = torch.stack([images.rot90(turn, (-2, -1)) for turn in range(TURNS)])
     return every[turns, torch.arange(len(images), device=images.device)]
+
+
+def classifier(config: Config, train: ClassSet) -> nn.Sequential:
+    """The encoder as it is pre-trained, and a head that tells the training classes apart."""
+    network = pretrain_network(config, image_spec(train))
+    head = nn.Linear(network.width, len(train) * (TURNS if config.pretrain.turns else 1))
+    return nn.Sequential(OrderedDict(network=network, head=head))
 
 
 def pretrain_network(config: Config, images: ImageSpec) -> Network:

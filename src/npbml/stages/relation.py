@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from npbml.config import Config
 from npbml.data.tasks import ClassSet, Task
@@ -21,11 +21,11 @@ from npbml.engine.settings import resolved
 from npbml.engine.step import GradientStep
 from npbml.errors import RunError
 from npbml.learner.build import for_scores
-from npbml.nets.layers import initialise
+from npbml.nets.layers import freeze, initialise, set_norm
 from npbml.nets.relation import RelationNetwork
 from npbml.randomness import draw_numbers, generator
 from npbml.rule.loss import one_hot
-from npbml.stages.pretrain import Pretrainer, augmented
+from npbml.stages.pretrain import Pretrainer, augmented, classifier
 
 
 def relation_trainer(
@@ -38,14 +38,28 @@ def relation_trainer(
     """What trains that by which query items are scored: a relation network, or an encoder as in pre-training."""
     if config.relation.kind == "network":
         return RelationTrainer(config, train, val, device, say)
-    return Pretrainer(scorer_config(config), train, val, device, say, "relation")
+    return ScorerTrainer(scorer_config(config), train, val, device, say, "relation")
 
 
 def scorer_config(config: Config) -> Config:
     """The configuration by which an encoder that only scores is pre-trained."""
     names = ("steps", "validate_every", "validation_tasks")
     own = {name: getattr(config.relation, name) for name in names}
-    return replace(for_scores(config), pretrain=replace(config.pretrain, warp=False, **own))
+    return replace(for_scores(config), pretrain=replace(config.pretrain, warp=False, taught=False, **own))
+
+
+class ScorerTrainer(Pretrainer):
+    """Pre-training of an encoder that scores. Its head is kept as well: another encoder may learn from it."""
+
+    def result(self) -> Mapping[str, Tensor]:
+        return self.module.state_dict()
+
+
+def teacher(config: Config, train: ClassSet) -> nn.Module:
+    """The encoder that scores with its head, for weights that its stage has left, from which another may learn."""
+    known = freeze(classifier(scorer_config(config), train))
+    set_norm(known, "running")
+    return known
 
 
 class RelationTrainer:

@@ -34,8 +34,8 @@ class PretrainSettings:
     """Encode support and query apart or as one batch: by batch norm, items see each other (item 30)."""
     warp: bool = setting(True)
     """Have the untrained warp unit in the forward pass (item 35)."""
-    generations: int = setting(1, low=1)
-    """Encoders, each trained for `steps`; those after the first learn from the one before as well."""
+    taught: bool = setting(False)
+    """Learn from the encoder that scores (relation.kind=encoder), which is trained first, as well."""
     turns: bool = setting(False)
     """Turn images by quarters, and have each turn of a class be a class of its own."""
     augment: AugmentSettings = group(AugmentSettings)
