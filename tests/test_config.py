@@ -238,6 +238,8 @@ def test_a_missing_settings_file_is_refused_by_name(tmp_path: Path) -> None:
             "loss has every term switched off",
         ),
         ({"pretrain": {"augment": {"flip": True}}}, "pretrain.augment.flip mirrors images.*glyphs"),
+        ({"train": {"crop_scale_low": 0.2}}, "train.crop_scale_low is about augmented tasks"),
+        ({"pretrain": {"taught": True}}, "pretrain.taught.*there is none: set relation.kind=encoder"),
         ({"loss": {"share": True, "transductive": False}}, "loss.share needs both"),
         ({"relation": {"widths": []}}, "relation.widths"),
         ({"backbone": "resnet12", "net": {"widths": []}}, "net.widths"),

@@ -11,7 +11,7 @@ import torch
 
 import npbml
 from npbml.cli.stages import prepare_for
-from npbml.config import Config, check_config, override, preset
+from npbml.config import Config, override, preset
 from npbml.data.store import ClassEntry, Store
 from npbml.engine.evaluate import evaluate, learner_answers
 from npbml.environment import environment
@@ -207,8 +207,6 @@ def test_a_taught_encoder_waits_for_what_teaches_it_and_depends_on_it(config: Co
             third.take_over(stage, [run.folder])
             done.append(third._loop(stage).done)
     assert done == [True, False, False, False, True, True]
-    with pytest.raises(SettingError, match=r"there is none: set relation\.kind=encoder"):
-        check_config(override(config, {"pretrain": {"taught": True}}))
 
 
 def test_learners_that_come_along_are_found_by_name(

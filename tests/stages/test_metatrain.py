@@ -210,8 +210,10 @@ def test_a_step_depends_on_the_state_and_its_index_alone() -> None:
 
 
 def test_augmented_tasks_are_other_tasks() -> None:
-    plain, varied = trainer_of("maml"), trainer_of("maml", augment=True)
-    assert plain.step(0) != varied.step(0)
+    same = {"augment": True, "crop_scale_low": preset("quick").pretrain.augment.crop_scale_low}
+    ways: list[dict[str, Any]] = [{}, {"augment": True}, {"augment": True, "crop_scale_low": 0.05}, same]
+    plain, varied, cropped, named = (trainer_of("maml", **way).step(0)["loss"] for way in ways)
+    assert len({plain, varied, cropped}) == 3 and named == varied
 
 
 def test_validation_asks_the_same_tasks_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,9 @@ class MetaTrainer:
         assert isinstance(source, TaskSource)
         look = None
         if config.train.augment:
-            look = augmented(source.classes, config.pretrain.augment, numbers[2], tasks)
+            varied, low = config.pretrain.augment, config.train.crop_scale_low
+            varied = varied if low is None else replace(varied, crop_scale_low=low)
+            look = augmented(source.classes, varied, numbers[2], tasks)
         return source.prepare(source.draw_from(numbers, tasks, chosen)[mine(tasks)], look)
 
     def _prepare(self, index: int) -> tuple[Prepared, Tensor]:

@@ -100,6 +100,8 @@ class TrainSettings:
     """States that are kept, the best on validation; at test their logits are averaged."""
     augment: bool = setting(False)
     """Augment the tasks as in pre-training (item 34)."""
+    crop_scale_low: float | None = setting(None, above=0, high=1)
+    """Of augmented tasks, the smallest crop, as a part of the image's area; as in pre-training if not given."""
     coverage: Literal["random", "balanced"] = setting("random")
     """Classes of the tasks: drawn anew for each task, or dealt so that all come up equally often."""
     ahead: bool = setting(False)
