@@ -736,7 +736,8 @@ def test_scores_by_an_encoder_of_their_own_do_not_depend_on_the_learners(
         for name, tensor in plain.state_dict().items():
             noise = torch.rand(tensor.shape, generator=generator(1, name), dtype=torch.float64)
             tensor.copy_(0.5 + noise if name.endswith("var") else noise - 0.5)
-    learner.take_relation(plain.state_dict())
+    kept = {f"network.{name}": tensor for name, tensor in plain.state_dict().items()}
+    learner.take_relation(kept)
     set_norm(plain, "running")
     support, query = (F.normalize(plain(learner.see(i)), dim=1) for i in (task.support_images, task.query_images))
     centres = torch.stack([support[task.support_labels == label].mean(0) for label in range(3)])
@@ -744,5 +745,5 @@ def test_scores_by_an_encoder_of_their_own_do_not_depend_on_the_learners(
     torch.testing.assert_close(learner.prepare(3, task).scores, expected, rtol=0, atol=1e-10)
     assert not any(name.startswith("relation.") for name, _ in learner.named_parameters())
     other = make_learner(**changes, seed=3, net={"stem_norm": "running"}, inner={"steps": 1})
-    other.take_relation(plain.state_dict())
+    other.take_relation(kept)
     torch.testing.assert_close(other.prepare(3, task).scores, expected, rtol=0, atol=1e-10)

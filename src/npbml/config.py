@@ -56,9 +56,9 @@ class Config(LearnerSettings):
 
 
 # Settings that may differ from those a run folder was made with: they change no trained weight.
-FREE = ("baselines", "checkpoint_seconds", "device", "engine.", "method", "test.")
+FREE = ("baselines", "checkpoint_seconds", "device", "engine.", "method", "test.", "train.skips")
 # Settings that no trained weight depends on, whatever the method.
-UNTRACED = ("baselines", "checkpoint_seconds", "device", "engine.", "protocol", "test.")
+UNTRACED = ("baselines", "checkpoint_seconds", "device", "engine.", "protocol", "test.", "train.skips")
 
 # Minutes on two cores: a small network whose stem's features are computed once for all.
 QUICK: dict[str, Any] = {
@@ -116,6 +116,7 @@ BEST: dict[str, Any] = {
         "meta_batch": 4,
         "lr": {"theta": 1e-5, "omega": 1e-4, "phi": 1e-3, "psi": 1e-4},
         "schedule": "cosine",
+        "skips": 30,
         "validate_every": 500,
     },
     "test": {"tasks": 1000},

@@ -15,3 +15,7 @@ class DataError(NpbmlError):
 
 class RunError(NpbmlError):
     """A run folder that cannot be used, or a stage that cannot go on."""
+
+
+class NotFiniteError(RunError):
+    """A gradient with NaN or infinity in it."""

@@ -373,19 +373,19 @@ class Run:
         if stage in _DEPENDS:
             settings = config.pretrain if stage == "pretrain" else config.relation
         weights = {"pretrain": "network.safetensors", "relation": "relation.safetensors"}
-        trained, names, steps = stage not in _DEPENDS, _DEPENDS.get(stage), settings.steps
+        trained, names, mark = stage not in _DEPENDS, _DEPENDS.get(stage), ""
+        if stage == "pretrain" and config.pretrain.taught:
+            mark = "-" + self._loop("relation").fingerprint
         if stage == "relation" and config.relation.kind == "encoder":  # pre-trained, whatever the learner's own is
             config, names = scorer_config(config), _DEPENDS["pretrain"]
-        if stage == "pretrain" and config.pretrain.taught:
-            names = (*_DEPENDS["pretrain"], "relation")
         return Loop(
             stage,
             self.folder / stage,
             weights.get(stage, "learner.safetensors"),
-            steps,
+            settings.steps,
             settings.validate_every,
             config.checkpoint_seconds,
-            fingerprint(config, stage, names),
+            fingerprint(config, stage, names) + mark,
             self.measure if trained else ACCURACY,
             config.train.ensemble if trained else 1,
         )

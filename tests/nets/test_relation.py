@@ -91,14 +91,14 @@ def test_the_encoder_pools_in_two_blocks_only(size: int, expected: int) -> None:
     assert network(images, torch.tensor([0, 1]), images, 2).shape == (2, 2)
 
 
-def make_prototypes(temperature: float = 10.0) -> PrototypeScores:
+def make_prototypes(temperature: float = 10.0, rounds: int = 0) -> PrototypeScores:
     """The embedding is the mean over space of each channel, shifted."""
 
     class Means(torch.nn.Module):
         def forward(self, images: Tensor) -> Tensor:
             return images.mean((2, 3)) + torch.tensor([0.3, -0.2], dtype=images.dtype)
 
-    return PrototypeScores(Means(), temperature)
+    return PrototypeScores(Means(), RelationSettings(temperature=temperature, rounds=rounds))
 
 
 def test_scores_by_prototypes_are_the_softmax_of_scaled_cosines(make_task: Callable[..., Task]) -> None:
@@ -115,8 +115,30 @@ def test_scores_by_prototypes_are_the_softmax_of_scaled_cosines(make_task: Calla
         torch.testing.assert_close(row, expected, rtol=0, atol=1e-12)
 
 
-def test_c28_holds_for_prototypes(make_task: Callable[..., Task]) -> None:
-    network, task, permutation = make_prototypes(), make_task(), torch.tensor([2, 0, 1])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_query_items_join_the_means_of_their_classes_by_their_scores(
+    make_task: Callable[..., Task], rounds: int
+) -> None:
+    task, found = make_task(), scores(make_prototypes(4.0), make_task())
+
+    def unit(images: Tensor) -> list[Tensor]:
+        embedded = make_prototypes().encoder(images)
+        return [row / row.norm() for row in embedded]
+
+    support, query = unit(task.support_images), unit(task.query_images)
+    for _ in range(rounds):
+        centres = []
+        for label in range(3):
+            total = sum(e for e, own in zip(support, task.support_labels, strict=True) if own == label)
+            total = total + sum(score * e for score, e in zip(found[:, label], query, strict=True))
+            centres.append(total / total.norm())
+        found = torch.stack([torch.stack([4.0 * e @ centre for centre in centres]).softmax(0) for e in query])
+    torch.testing.assert_close(scores(make_prototypes(4.0, rounds), task), found, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_c28_holds_for_prototypes(make_task: Callable[..., Task], rounds: int) -> None:
+    network, task, permutation = make_prototypes(rounds=rounds), make_task(), torch.tensor([2, 0, 1])
     usual = scores(network, task)
     other = scores(network, task, support_labels=permutation[task.support_labels])
     torch.testing.assert_close(other[:, permutation], usual, rtol=0, atol=1e-12)

@@ -99,6 +99,23 @@ def test_soft_targets_are_the_normalised_scores() -> None:
     torch.testing.assert_close(terms["transductive"], sum(expected) / len(expected), rtol=0, atol=1e-10)
 
 
+def test_trust_adds_the_cross_entropy_to_the_scores_with_a_weight_that_is_learned() -> None:
+    loss, (query, scores) = make_loss(target="soft", trust=0.5), make_queries()
+    with torch.no_grad():
+        loss.trust.fill_(0.7)  # type: ignore[union-attr]
+    given = (*make_items(), query, scores, THETA)
+    found = loss.terms(*given)["transductive"]
+    target = scores / scores.sum(1, keepdim=True)
+    apart = torch.stack([F.cross_entropy(z, r) for z, r in zip(query, target, strict=True)]).mean()
+    loss.trust, trust = None, loss.trust
+    torch.testing.assert_close(found, loss.terms(*given)["transductive"] + 0.7 * apart, rtol=0, atol=1e-10)
+    (slope,) = torch.autograd.grad(found, trust)
+    torch.testing.assert_close(slope, apart, rtol=0, atol=1e-10)
+    assert LearnedLoss(LossSettings(trust=0.5), WAYS, 2, 3).trust == 0.5
+    assert LearnedLoss(LossSettings(), WAYS, 2, 3).trust is None
+    assert LearnedLoss(LossSettings(trust=0.5, transductive=False), WAYS, 2, 3).trust is None
+
+
 def test_cross_entropy_is_torchs() -> None:
     logits, labels = make_items(7)
     expected = F.cross_entropy(logits, labels.argmax(-1), reduction="none")

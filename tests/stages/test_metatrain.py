@@ -53,15 +53,15 @@ def easy(count: int, name: str) -> ClassSet:
 
 
 def trainer_of(method: str = "npbml", seed: int = 0, **train: Any) -> MetaTrainer:
-    """A trainer of `method`; changes below other names than train's are given as `also`."""
-    also = train.pop("also", {})
+    """A trainer of `method`; changes below other names than train's are given as `also`, an observer as `say`."""
+    also, say = train.pop("also", {}), train.pop("say", lambda words: None)
     changes = {"method": method, "seed": seed, "train": {**TRAIN, **train}}
     config = method_config(override(override(override(preset("quick"), SMALL), changes), also), method)
     learner = Learner(config, ImageSpec(1, 16, (0.5,), (0.25,)), config.seed)
     train, val = (
         TaskSource(learner, easy(*of), config.shots, config.queries) for of in ((5, "train"), (4, "val"))
     )
-    return MetaTrainer(config, learner, train, val)
+    return MetaTrainer(config, learner, train, val, say)
 
 
 def state(trainer: MetaTrainer) -> dict[str, Tensor]:
@@ -308,6 +308,30 @@ def test_a_step_that_fails_keeps_the_state_before_it_and_the_run_can_go_on(
     run_loop(loop_of(tmp_path / "part"), trainer_of(), Observer(), {})
     for name in ("learner.safetensors", "metrics.jsonl"):
         assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_steps_that_are_not_finite_may_be_left_out_but_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    trainer = trainer_of(say=said.append, skips=2)
+    prepare, poisoned = trainer.train.prepare, [True]
+
+    def poison(*given: Any) -> Any:
+        prepared, labels = prepare(*given)
+        return prepared._replace(inner=prepared.inner * (float("inf") if poisoned[0] else 1)), labels
+
+    monkeypatch.setattr(trainer.train, "prepare", poison)
+    before, moments = state(trainer), copy.deepcopy(trainer.optimizer.state_dict())
+    assert trainer.step(0) == {"skipped": 1} and trainer.step(1) == {"skipped": 2}
+    assert moved(before, state(trainer)) == set() and trainer.optimizer.state_dict() == moments
+    assert len(said) == 2 and "Meta-step 2 of npbml is left out: NaN or infinity" in said[1]
+    resumed = trainer_of(skips=2)
+    resumed.notes.update(trainer.notes)  # as a checkpoint keeps them
+    monkeypatch.setattr(resumed.train, "prepare", poison)
+    for late in (trainer, resumed):
+        with pytest.raises(RunError, match="Meta-step 3 of npbml is not finite"):
+            late.step(2)
+    poisoned[0] = False
+    assert set(trainer.step(3)) == {"loss"}
 
 
 def test_a_rate_that_is_far_too_high_is_told_and_the_best_state_is_kept(tmp_path: Path) -> None:

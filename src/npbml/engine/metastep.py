@@ -19,7 +19,7 @@ from npbml.engine.distributed import gather, highest, mean_over_ranks, world
 from npbml.engine.execute import Executor
 from npbml.engine.settings import EngineSettings, resolved
 from npbml.engine.step import GradientStep, all_finite
-from npbml.errors import RunError
+from npbml.errors import NotFiniteError
 from npbml.learner import Learner, Prepared
 from npbml.rule.objective import Outer
 
@@ -115,7 +115,7 @@ class MetaStep:
         value, good = torch.stack([loss, finite.to(loss)]).tolist()  # the one time that the host waits
         if not good:
             prepared, _ = work(*inputs)
-            raise RunError(diagnose(self.learner, self.parameters, gradients, prepared))
+            raise NotFiniteError(diagnose(self.learner, self.parameters, gradients, prepared))
         self.step.apply(gradients)
         return value
 

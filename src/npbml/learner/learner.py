@@ -71,7 +71,7 @@ class Learner(nn.Module):
             own = settings.relation.kind == "encoder"
             plain = encoder(for_scores(settings) if own else settings, self.images, False, False)
             set_norm(plain, "running")
-            scores = PrototypeScores(plain if own else plain.tail, settings.relation.temperature)
+            scores = PrototypeScores(plain if own else plain.tail, settings.relation)
         initialise(scores, settings.init.std, random)
         return freeze(scores)  # type: ignore[return-value]
 

@@ -23,6 +23,8 @@ class RelationSettings:
     for this alone (encoder), or of the learner's own encoder as it was pre-trained (prototypes)."""
     temperature: float = setting(10.0, above=0)
     """Of encoder and prototypes: what the cosines are multiplied by before softmax."""
+    rounds: int = setting(0, low=0)
+    """Of encoder and prototypes: how often the query images, by their scores, join the means of their classes."""
     widths: tuple[int, ...] = setting((64, 128, 256, 512), low=1)
     """Filters of the encoder's residual blocks; the relation module has the last width."""
     pools: int = setting(2, low=0)
@@ -64,12 +66,13 @@ class RelationNetwork(nn.Module):
 class PrototypeScores(nn.Module):
     """Embeddings of support and query -> softmax of the scaled cosine to each class's mean embedding.
 
-    `encoder` is a whole network, or the part of the pre-trained one that adapts in the learner, kept as it was.
+    `encoder` is a whole network, or the part of the pre-trained one that adapts in the learner, kept as it was. In
+    each of `rounds` the query items join the classes' means by their scores (soft k-means, Ren et al., 2018).
     """
 
-    def __init__(self, encoder: nn.Module, temperature: float) -> None:
+    def __init__(self, encoder: nn.Module, settings: RelationSettings) -> None:
         super().__init__()
-        self.encoder, self.temperature = encoder, temperature
+        self.encoder, self.temperature, self.rounds = encoder, settings.temperature, settings.rounds
 
     def embed(self, seen: Tensor) -> Tensor:
         """What the encoder takes, [n, C, H, W], to embeddings of length 1, [n, width]."""
@@ -78,5 +81,12 @@ class PrototypeScores(nn.Module):
     def forward(self, support: Tensor, labels: Tensor, query: Tensor, ways: int) -> Tensor:
         """embeddings support [n, width], labels [n], query [m, width] -> scores [m, ways] that sum to 1"""
         members = (labels.unsqueeze(-1) == torch.arange(ways, device=labels.device)).to(support.dtype)
-        prototypes = F.normalize(members.T @ support, dim=1)
-        return torch.softmax(self.temperature * query @ prototypes.T, -1)
+        known = members.T @ support
+        scores = self._scores(query, known)
+        for _ in range(self.rounds):
+            scores = self._scores(query, known + scores.T @ query)
+        return scores
+
+    def _scores(self, query: Tensor, sums: Tensor) -> Tensor:
+        """Of embeddings whose sums, or means, are those of the classes, [ways, width]."""
+        return torch.softmax(self.temperature * query @ F.normalize(sums, dim=1).T, -1)

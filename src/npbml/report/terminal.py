@@ -50,7 +50,8 @@ class Terminal(Observer):
         self.bar = self._add(stage, total=steps, completed=done, start_at=done)
 
     def stepped(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.loss = f"loss {metrics['loss']:.3f}"
+        if "loss" in metrics:
+            self.loss = f"loss {metrics['loss']:.3f}"
         self._update(completed=step)
 
     def validated(self, step: int, value: str) -> None:

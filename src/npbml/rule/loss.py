@@ -44,6 +44,8 @@ class LossSettings:
     """Predictions as the networks see them: raw logits or probabilities (item 16)."""
     target: Literal["argmax", "soft"] = setting("argmax")
     """The query items' target: the class of the highest relation score, or the normalised scores (item 21)."""
+    trust: float = setting(0.0, low=0)
+    """Add the query items' cross-entropy to their target to L^Q, with a weight that is learned from this one on."""
     activation: Literal["identity", "smooth_leaky"] = setting("identity")
     """Output activation; smooth_leaky is x/4 + 3/4 softplus_5(x) (item 17)."""
     share: bool = setting(False)
@@ -104,6 +106,9 @@ class LearnedLoss(nn.Module):
         self.transductive = None
         if settings.transductive:
             self.transductive = self.inductive if settings.share else network(2 * outputs + 1)
+        self.trust: nn.Parameter | None = None
+        if settings.transductive and settings.trust:
+            self.trust = nn.Parameter(torch.tensor(settings.trust))
         self.regulariser = network(4 * tensors) if settings.regulariser else None
         sides = (settings.adaptive_support, settings.adaptive_query)
         self.adaptive = AdaptiveLosses(outputs, tensors, steps, *sides) if any(sides) else None
@@ -135,9 +140,10 @@ class LearnedLoss(nn.Module):
         if self.inductive is not None:
             terms["inductive"] = self.inductive(self.items(support, labels, base))
         if self.transductive is not None:
-            terms["transductive"] = self.transductive(
-                self.items(query, scores, cross_entropy(query, self.target(scores)))
-            )
+            apart = cross_entropy(query, self.target(scores))
+            terms["transductive"] = self.transductive(self.items(query, scores, apart))
+            if self.trust is not None:
+                terms["transductive"] = terms["transductive"] + self.trust * apart.mean()
         if self.regulariser is not None:
             terms["regulariser"] = self.regulariser(self.summary(theta).unsqueeze(0))
         if self.adaptive is not None:

@@ -16,7 +16,7 @@ from npbml.engine.distributed import check_share, mine
 from npbml.engine.evaluate import MEASURES, evaluate, learner_answers
 from npbml.engine.metastep import MetaStep, Work
 from npbml.engine.source import Source, TaskSource
-from npbml.errors import RunError, SettingError
+from npbml.errors import NotFiniteError, RunError, SettingError
 from npbml.learner import GROUPS, Learner, Prepared
 from npbml.randomness import draw_numbers, generator
 from npbml.stages.pretrain import augmented
@@ -49,7 +49,7 @@ class MetaTrainer:
         say: Callable[[str], None] = lambda words: None,
     ) -> None:
         check_share("train.meta_batch", config.meta_batch)
-        self.config, self.module, self.train, self.val = config, learner, train, val
+        self.config, self.module, self.train, self.val, self.say = config, learner, train, val, say
         settings, groups = config.train, learner.groups()
         self.rates = {letter: getattr(settings.lr, letter) for letter in GROUPS}
         parts = [
@@ -75,10 +75,16 @@ class MetaTrainer:
         try:
             with nullcontext() if self.ahead is None else one_core():
                 loss = self.meta_step(*self._work(index), outer)
-        except RunError as error:
+        except NotFiniteError as error:
+            skipped = self.notes.get("skipped", 0)
+            if skipped < self.config.train.skips:
+                self.notes["skipped"] = skipped + 1
+                self.say(f"Meta-step {index + 1} of {self.config.method} is left out: {error}.")
+                return {"skipped": skipped + 1}
             raise RunError(
                 f"Meta-step {index + 1} of {self.config.method} is not finite: {error}. The state before it is "
-                "saved. In a new run, lower train.lr of that part or set train.clip=norm."
+                "saved. Go on with train.skips, which leaves such steps out; or, in a new run, lower train.lr of that part "
+                "or set train.clip=norm."
             ) from None
         return {"loss": loss}
 

@@ -92,6 +92,8 @@ class TrainSettings:
     """Clip the meta-gradient by element or by norm (item 28)."""
     clip_at: float = setting(10.0, above=0)
     """Where it is clipped."""
+    skips: int = setting(0, low=0)
+    """Meta-steps of a run that may be left out because a task ran away: their meta-gradient is not finite."""
     validate_every: int = setting(500, low=1)
     """Steps between validations (item 29)."""
     validation_tasks: int = setting(600, low=2)
