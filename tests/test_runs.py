@@ -268,6 +268,7 @@ DEPENDS: list[tuple[dict[str, Any], set[str]]] = [
     ({"device": "auto"}, set()),
     ({"baselines": []}, set()),
     ({"checkpoint_seconds": 0.0}, set()),
+    ({"train": {"skips": 3}}, set()),
     ({"method": "maml"}, set()),
 ]
 

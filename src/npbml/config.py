@@ -121,8 +121,8 @@ BEST: dict[str, Any] = {
     },
     "test": {"tasks": 1000},
 }
-# By network, since the time of a step differs by a factor of twenty. ResNet-12 is taught, and its last block keeps the
-# statistics of pre-training.
+# By network, since the time of a step differs by a factor of twenty. ResNet-12 is taught, and its last block keeps
+# the statistics of pre-training.
 BEST_OF: dict[str, dict[str, Any]] = {
     "resnet12": {
         "net": {"tail_norm": "running"},

@@ -45,7 +45,7 @@ class LossSettings:
     target: Literal["argmax", "soft"] = setting("argmax")
     """The query items' target: the class of the highest relation score, or the normalised scores (item 21)."""
     trust: float = setting(0.0, low=0)
-    """Add the query items' cross-entropy to their target to L^Q, with a weight that is learned from this one on."""
+    """Add the query items' cross-entropy to their target to L^Q, by a weight that begins here and is learned."""
     activation: Literal["identity", "smooth_leaky"] = setting("identity")
     """Output activation; smooth_leaky is x/4 + 3/4 softplus_5(x) (item 17)."""
     share: bool = setting(False)

@@ -83,8 +83,8 @@ class MetaTrainer:
                 return {"skipped": skipped + 1}
             raise RunError(
                 f"Meta-step {index + 1} of {self.config.method} is not finite: {error}. The state before it is "
-                "saved. Go on with train.skips, which leaves such steps out; or, in a new run, lower train.lr of that part "
-                "or set train.clip=norm."
+                "saved. Go on with train.skips, which leaves such steps out; or, in a new run, lower train.lr of "
+                "that part or set train.clip=norm."
             ) from None
         return {"loss": loss}
 
