@@ -81,13 +81,12 @@ CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "film-batch": ("FiLM by the batch's mean, not by item", FULL, {"film": {"conditioning": "batch"}}),
     "warp-norm": ("batch norm behind the warp, as published", FULL, {"warp": {"norm": True}}),
     "sums": ("R on sums over the layers, as published", FULL, {"loss": {"averaged": False}}),
-    "augment": ("tasks augmented as in pre-training", FULL, {"train": {"augment": True, "crop_scale_low": None}}),
+    "augment": ("tasks augmented as in pre-training", FULL, {"train": {"augment": True}}),
     "augment-hard": (
         "tasks of crops from 0.08 of an image",
         FULL,
         {"train": {"augment": True, "crop_scale_low": 0.08}},
     ),
-    "augment-not": ("tasks as they are", FULL, {"train": {"augment": False, "crop_scale_low": None}}),
     "quirks": ("the defects of the reference code", "npbml-quirks", {}),
 }
 

@@ -29,9 +29,7 @@ def run(arguments: list[str]) -> None:
 def pretrain(arguments: list[str]) -> None:
     """Pre-train the encoder: it learns to tell the training classes apart."""
     with opened(pretrain, arguments) as (work, _):
-        if work.config.pretrain.taught:
-            work.relation()
-        work.pretrain()
+        prepare_for(work, ["prototypes"])
 
 
 def relation(arguments: list[str]) -> None:
