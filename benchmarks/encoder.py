@@ -5,24 +5,19 @@
 
 Accuracy of prototypes on tasks of the meta-validation classes, or with `--split train` of the training classes,
 which the encoder knows: with the running statistics of pre-training, and with those of the task's own images,
-support and query together or apart. The stem has running statistics always. Then that of the cosines by which it
-would score query images (relation.kind), as they are and after rounds in which these join the class means.
+support and query together or apart. The stem has running statistics always.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from common import begin, parser, print_table
 from torch import Tensor
 
 from npbml.config import Config, override, with_device
-from npbml.data.tasks import ClassSet
 from npbml.engine.device import in_precision, set_precision
-from npbml.engine.evaluate import ACCURACY, evaluate
-from npbml.nets.network import Network
-from npbml.nets.relation import PrototypeScores
+from npbml.engine.evaluate import ACCURACY
 from npbml.runs import Run, read_config
 from npbml.stages.pretrain import prototype_accuracies, use_norms
 
@@ -39,8 +34,6 @@ def main() -> None:
     made.add_argument("--shots", type=int, nargs="+", default=[1, 5])
     made.add_argument("--tasks", type=int, default=600)
     made.add_argument("--split", choices=("train", "val"), default="val")
-    made.add_argument("--rounds", type=int, default=5)
-    made.add_argument("--temperature", type=float, default=30.0, help="of the cosines")
     made.add_argument("--precision", choices=("float32", "tf32", "bfloat16"), default="float32")
     options = made.parse_args()
     device = begin(options)
@@ -64,33 +57,9 @@ def main() -> None:
 
     for name, (statistics, batch) in WAYS.items():
         add(name, prototype_accuracies, changed(statistics, pretrain={"prototype_batch": batch}))
-    for rounds in (0, options.rounds):
-        relation = {"temperature": options.temperature, "rounds": rounds}
-        add(f"running, cosines, {rounds} rounds", score_accuracies, changed("running", relation=relation))
     print(f"{run.config.dataset}, {run.config.backbone}, {options.tasks} tasks of the {options.split} classes\n")
     headings = [words for shots in options.shots for words in (f"{shots}-shot, %", "to running")]
     print_table(["statistics", *headings], rows)
-
-
-@torch.no_grad()
-def score_accuracies(
-    network: Network, config: Config, classes: ClassSet, shots: int, tasks: int, purpose: str
-) -> Tensor:
-    """Accuracy of each task by the highest of the scores that the encoder gives, [tasks]."""
-    relation = PrototypeScores(network, config.relation)
-
-    def answer(indices: Tensor) -> tuple[Tensor, Tensor]:
-        batch = classes.task(indices, shots)
-        scores = [
-            relation(relation.embed(support), labels, relation.embed(query), config.ways)
-            for support, labels, query, _ in zip(*batch, strict=True)
-        ]
-        return torch.stack(scores), batch.query_labels
-
-    def draw(count: int, random: torch.Generator) -> Tensor:
-        return classes.draw(count, config.ways, shots, config.queries, random)
-
-    return evaluate(answer, draw, tasks, config.test.together, config.seed, purpose)
 
 
 if __name__ == "__main__":

@@ -700,10 +700,12 @@ def test_the_frozen_work_carries_no_gradient(make_learner: MakeLearner, make_tas
     assert make_learner(loss={"transductive": False}).prepare(3, make_task()).scores.shape == (6, 0)
 
 
+@pytest.mark.parametrize("turns", [(0,), (0, 1, 2, 3)])
 def test_scores_by_prototypes_come_from_the_encoder_as_it_was_pretrained(
-    make_learner: Callable[..., Learner], make_task: Callable[..., Task]
+    make_learner: Callable[..., Learner], make_task: Callable[..., Task], turns: tuple[int, ...]
 ) -> None:
-    learner = make_learner(relation={"kind": "prototypes", "temperature": 7.0}, warp={"kind": "none"})
+    relation = {"kind": "prototypes", "temperature": 7.0, "turns": len(turns) > 1}
+    learner = make_learner(relation=relation, warp={"kind": "none"})
     plain = encoder(learner.settings, learner.images, with_film=False, with_warp=False).double()
     with torch.no_grad():
         for name, tensor in plain.state_dict().items():
@@ -714,21 +716,30 @@ def test_scores_by_prototypes_come_from_the_encoder_as_it_was_pretrained(
         for parameter in learner.parameters():
             parameter.add_(0.1)
     task = make_task(0)
-    stem = learner.network.stem(torch.cat([learner.see(i) for i in (task.support_images, task.query_images)]))
+    images = learner.see(torch.cat([task.support_images, task.query_images]))
     set_norm(plain, "running")
-    embeddings = F.normalize(plain.tail(stem), dim=1)
-    support, query = embeddings.tensor_split([len(task.support_images)])
-    centres = torch.stack([support[task.support_labels == label].mean(0) for label in range(3)])
-    cosines = query @ F.normalize(centres, dim=1).T
-    scores = learner.prepare(3, task).scores
-    torch.testing.assert_close(scores, torch.softmax(7.0 * cosines, 1), rtol=0, atol=1e-10)
+    stem = learner.network.stem  # of each turn by its own statistics
+    embeddings = side_by_side([plain.tail(stem(images.rot90(turn, (2, 3)))) for turn in turns])
+    torch.testing.assert_close(learner.prepare(3, task).scores, by_cosines(embeddings, task), rtol=0, atol=1e-10)
     assert not any(name.startswith("relation.") for name, _ in learner.named_parameters())
 
 
+def side_by_side(embeddings: list[Tensor]) -> Tensor:
+    return F.normalize(torch.cat([F.normalize(view, dim=1) for view in embeddings], 1), dim=1)
+
+
+def by_cosines(embeddings: Tensor, task: Task) -> Tensor:
+    """Scores from the embeddings, of length 1, of support and query; the temperature is 7."""
+    support, query = embeddings.tensor_split([len(task.support_images)])
+    centres = torch.stack([support[task.support_labels == label].mean(0) for label in range(3)])
+    return torch.softmax(7.0 * query @ F.normalize(centres, dim=1).T, 1).detach()
+
+
+@pytest.mark.parametrize("turns", [(0,), (0, 1, 2, 3)])
 def test_scores_by_an_encoder_of_their_own_do_not_depend_on_the_learners(
-    make_learner: Callable[..., Learner], make_task: Callable[..., Task]
+    make_learner: Callable[..., Learner], make_task: Callable[..., Task], turns: tuple[int, ...]
 ) -> None:
-    changes: dict[str, Any] = {"relation": {"kind": "encoder", "temperature": 7.0}}
+    changes: dict[str, Any] = {"relation": {"kind": "encoder", "temperature": 7.0, "turns": len(turns) > 1}}
     learner, task = make_learner(**changes), make_task(0)
     plain = encoder(for_scores(learner.settings), learner.images, with_film=False, with_warp=False).double()
     assert [len(plain.stem.blocks), len(plain.tail.blocks)] == [1, 1]  # of relation.widths
@@ -739,9 +750,8 @@ def test_scores_by_an_encoder_of_their_own_do_not_depend_on_the_learners(
     kept = {f"network.{name}": tensor for name, tensor in plain.state_dict().items()}
     learner.take_relation(kept)
     set_norm(plain, "running")
-    support, query = (F.normalize(plain(learner.see(i)), dim=1) for i in (task.support_images, task.query_images))
-    centres = torch.stack([support[task.support_labels == label].mean(0) for label in range(3)])
-    expected = torch.softmax(7.0 * query @ F.normalize(centres, dim=1).T, 1).detach()
+    images = learner.see(torch.cat([task.support_images, task.query_images]))
+    expected = by_cosines(side_by_side([plain(images.rot90(turn, (2, 3))) for turn in turns]), task)
     torch.testing.assert_close(learner.prepare(3, task).scores, expected, rtol=0, atol=1e-10)
     assert not any(name.startswith("relation.") for name, _ in learner.named_parameters())
     other = make_learner(**changes, seed=3, net={"stem_norm": "running"}, inner={"steps": 1})

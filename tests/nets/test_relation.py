@@ -25,7 +25,7 @@ def scores(network: RelationNetwork | PrototypeScores, task: Task, **changes: Te
     task = task._replace(**changes)
     seen = [task.support_images, task.query_images]
     if isinstance(network, PrototypeScores):
-        seen = [network.embed(images) for images in seen]
+        seen = [network.embed([images]) for images in seen]
     return network(seen[0], task.support_labels, seen[1], 3).detach()
 
 
@@ -91,14 +91,14 @@ def test_the_encoder_pools_in_two_blocks_only(size: int, expected: int) -> None:
     assert network(images, torch.tensor([0, 1]), images, 2).shape == (2, 2)
 
 
-def make_prototypes(temperature: float = 10.0, rounds: int = 0) -> PrototypeScores:
+def make_prototypes(temperature: float = 10.0, rounds: int = 0, centred: bool = False) -> PrototypeScores:
     """The embedding is the mean over space of each channel, shifted."""
 
     class Means(torch.nn.Module):
         def forward(self, images: Tensor) -> Tensor:
             return images.mean((2, 3)) + torch.tensor([0.3, -0.2], dtype=images.dtype)
 
-    return PrototypeScores(Means(), RelationSettings(temperature=temperature, rounds=rounds))
+    return PrototypeScores(Means(), RelationSettings(temperature=temperature, rounds=rounds, centred=centred))
 
 
 def test_scores_by_prototypes_are_the_softmax_of_scaled_cosines(make_task: Callable[..., Task]) -> None:
@@ -136,9 +136,38 @@ def test_query_items_join_the_means_of_their_classes_by_their_scores(
     torch.testing.assert_close(scores(make_prototypes(4.0, rounds), task), found, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("rounds", [0, 2])
-def test_c28_holds_for_prototypes(make_task: Callable[..., Task], rounds: int) -> None:
-    network, task, permutation = make_prototypes(rounds=rounds), make_task(), torch.tensor([2, 0, 1])
+def test_centred_scores_are_those_of_embeddings_without_what_the_task_has_in_common(
+    make_task: Callable[..., Task],
+) -> None:
+    task = make_task()
+    found = scores(make_prototypes(4.0, centred=True), task)
+    every = make_prototypes().embed([torch.cat([task.support_images, task.query_images])])
+    apart = every - every.sum(0) / len(every)
+    apart = apart / apart.norm(dim=1, keepdim=True)
+    support, query = apart[: len(task.support_images)], apart[len(task.support_images) :]
+    centres = torch.stack([support[task.support_labels == label].mean(0) for label in range(3)])
+    cosines = query @ (centres / centres.norm(dim=1, keepdim=True)).T
+    torch.testing.assert_close(found, (4.0 * cosines).softmax(1), rtol=0, atol=1e-12)
+
+
+def test_views_count_alike_whatever_the_length_of_their_embeddings(make_task: Callable[..., Task]) -> None:
+    """At one shot, the cosine of embeddings side by side is the mean of the views' cosines."""
+    task, network = make_task(shots=1), make_prototypes(1.0)
+
+    def logits(*views: float) -> Tensor:
+        support, query = (
+            network.embed([images * size for size in views]) for images in (task.support_images, task.query_images)
+        )
+        return network(support, task.support_labels, query, 3).log()
+
+    mean = (logits(1.0) + logits(-3.0)) / 2
+    torch.testing.assert_close(logits(1.0, -3.0), mean.log_softmax(1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("rounds", "centred"), [(0, False), (2, False), (2, True)])
+def test_c28_holds_for_prototypes(make_task: Callable[..., Task], rounds: int, centred: bool) -> None:
+    network, task = make_prototypes(rounds=rounds, centred=centred), make_task()
+    permutation = torch.tensor([2, 0, 1])
     usual = scores(network, task)
     other = scores(network, task, support_labels=permutation[task.support_labels])
     torch.testing.assert_close(other[:, permutation], usual, rtol=0, atol=1e-12)

@@ -18,6 +18,7 @@ from npbml.settings import setting
 _RATIO = (3 / 4, 4 / 3)
 _TRIES = 10
 _LUMA = (0.2989, 0.587, 0.114)
+TURNS = 4  # quarters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,3 +137,8 @@ def _grey(images: Tensor) -> Tensor:
     # By numbers, not by a tensor of them: that would come from the host, which a recorded step cannot ask.
     red, green, blue = (weight * channel for weight, channel in zip(_LUMA, images.split(1, 1), strict=True))
     return red + green + blue
+
+
+def quarter_turns(images: Tensor) -> list[Tensor]:
+    """The images as they are, and turned by one, two and three quarters."""
+    return [images.rot90(turn, (-2, -1)) for turn in range(TURNS)]

@@ -102,7 +102,8 @@ class TaskSource:
         states = [tensor for network in frozen.networks for tensor in network.state_dict().values()]
         for tensor in (*states, learner.mean, learner.deviation):
             weights.update(tensor.cpu().numpy().tobytes())
-        return name, id(self.classes.images), learner.settings.net.activation, self.precision, weights.digest()
+        seen = learner.settings.net.activation, learner.settings.relation.turns
+        return name, id(self.classes.images), *seen, self.precision, weights.digest()
 
     @torch.no_grad()
     def _computed(self, frozen: Frozen) -> Tensor | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from npbml.data.augment import quarter_turns
 from npbml.data.tasks import Task
 from npbml.errors import DataError
 from npbml.learner.batches import Acts, Frozen, Prepared, one_by_one, split, stack_tasks, stacked
@@ -219,10 +220,12 @@ class Learner(nn.Module):
     def embed(self, images: Tensor, features: Tensor | None = None) -> Tensor:
         """The embeddings by which images are scored; `features` are the stem's, where they are known."""
         assert isinstance(self.relation, PrototypeScores)
-        if self.settings.relation.kind == "encoder":
-            seen = self._laid_out(images)
+        see = self._laid_out if self.settings.relation.kind == "encoder" else self.stem
+        views = quarter_turns(images) if self.settings.relation.turns else [images]
+        if see == self.stem and features is not None:
+            seen = [features, *map(see, views[1:])]
         else:
-            seen = self.stem(images) if features is None else features
+            seen = [see(view) for view in views]
         return self.relation.embed(seen).to(self.mean.dtype)
 
     def _laid_out(self, images: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 Beside it, scores from the pre-trained encoder itself, which need no network of their own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +24,10 @@ class RelationSettings:
     for this alone (encoder), or of the learner's own encoder as it was pre-trained (prototypes)."""
     temperature: float = setting(10.0, above=0)
     """Of encoder and prototypes: what the cosines are multiplied by before softmax."""
+    turns: bool = setting(False)
+    """Of encoder and prototypes: embed an image in each of its quarter turns, and take all four together."""
+    centred: bool = setting(False)
+    """Of encoder and prototypes: take the mean of a task's embeddings from each before angles are looked at."""
     rounds: int = setting(0, low=0)
     """Of encoder and prototypes: how often the query images, by their scores, join the means of their classes."""
     widths: tuple[int, ...] = setting((64, 128, 256, 512), low=1)
@@ -72,21 +77,28 @@ class PrototypeScores(nn.Module):
 
     def __init__(self, encoder: nn.Module, settings: RelationSettings) -> None:
         super().__init__()
-        self.encoder, self.temperature, self.rounds = encoder, settings.temperature, settings.rounds
+        self.encoder, self.settings = encoder, settings
 
-    def embed(self, seen: Tensor) -> Tensor:
-        """What the encoder takes, [n, C, H, W], to embeddings of length 1, [n, width]."""
-        return F.normalize(self.encoder(seen), dim=1)
+    def embed(self, views: Sequence[Tensor]) -> Tensor:
+        """What the encoder takes, [n, C, H, W], of each view of the images, to embeddings [n, views * width].
+
+        Those of a view have length 1.
+        """
+        return torch.cat([F.normalize(self.encoder(view), dim=1) for view in views], 1)
 
     def forward(self, support: Tensor, labels: Tensor, query: Tensor, ways: int) -> Tensor:
         """embeddings support [n, width], labels [n], query [m, width] -> scores [m, ways] that sum to 1"""
+        every = torch.cat([support, query])
+        if self.settings.centred:
+            every = every - every.mean(0)
+        support, query = F.normalize(every, dim=1).tensor_split([len(support)])
         members = (labels.unsqueeze(-1) == torch.arange(ways, device=labels.device)).to(support.dtype)
         known = members.T @ support
         scores = self._scores(query, known)
-        for _ in range(self.rounds):
+        for _ in range(self.settings.rounds):
             scores = self._scores(query, known + scores.T @ query)
         return scores
 
     def _scores(self, query: Tensor, sums: Tensor) -> Tensor:
         """Of embeddings whose sums, or means, are those of the classes, [ways, width]."""
-        return torch.softmax(self.temperature * query @ F.normalize(sums, dim=1).T, -1)
+        return torch.softmax(self.settings.temperature * query @ F.normalize(sums, dim=1).T, -1)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from npbml.config import Config
-from npbml.data.augment import AugmentSettings, Variation, draw_variation, vary
+from npbml.data.augment import TURNS, AugmentSettings, Variation, draw_variation, quarter_turns, vary
 from npbml.data.tasks import ClassSet, Task
 from npbml.engine.capture import Replay
 from npbml.engine.device import in_precision, placed, set_precision
@@ -30,7 +30,6 @@ from npbml.rule.warp import Warp
 from npbml.stages.settings import PretrainSettings
 from npbml.threads import each_in_a_thread
 
-TURNS = 4  # quarters
 SOFTENED = 4.0  # what the logits are divided by from which another network learns
 
 
@@ -163,8 +162,7 @@ def distance(logits: Tensor, known: Tensor) -> Tensor:
 
 def turned(images: Tensor, turns: Tensor) -> Tensor:
     """Each image turned by as many quarters as `turns` [images] says."""
-    every = torch.stack([images.rot90(turn, (-2, -1)) for turn in range(TURNS)])
-    return every[turns, torch.arange(len(images), device=images.device)]
+    return torch.stack(quarter_turns(images))[turns, torch.arange(len(images), device=images.device)]
 
 
 def classifier(config: Config, train: ClassSet) -> nn.Sequential:
