@@ -38,8 +38,6 @@ def rates(**lr: float) -> dict[str, Any]:
     return {"train": {"lr": lr}}
 
 
-JOINED = {"relation": {"temperature": 30.0, "rounds": 5}}
-
 # name: what it is, the method, and what it changes in the settings of the protocol
 CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "base": ("the protocol best", FULL, {}),
@@ -68,12 +66,11 @@ CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"relation": {"kind": "network", "steps": 10_000, "validate_every": 2500}},
     ),
     "relation-own": ("scores by the learner's own encoder", FULL, {"relation": {"kind": "prototypes"}}),
-    "rounds": ("query items join the means that score them, five times", FULL, JOINED),
-    "trust": (
-        "the same, and L^Q begins as half the cross-entropy to the scores",
-        FULL,
-        {**JOINED, "loss": {"trust": 0.5}},
-    ),
+    "rounds-0": ("query items do not join the means that score them", FULL, {"relation": {"rounds": 0}}),
+    "centred-0": ("scores not centred", FULL, {"relation": {"centred": False}}),
+    "turns-0": ("scores of images as they stand alone", FULL, {"relation": {"turns": False}}),
+    "trust-0": ("L^Q begins at nearly nothing", FULL, {"loss": {"trust": 0.0}}),
+    "trust-1": ("L^Q begins as the cross-entropy to the scores", FULL, {"loss": {"trust": 1.0}}),
     "final-query": ("the scored prediction sees the queries alone", FULL, {"inner": {"final_batch": "query"}}),
     "stem-batch": ("batch norm of the stem by the batch", FULL, {"net": {"stem_norm": "batch"}}),
     "tail-running": ("batch norm of the tail by running statistics", FULL, {"net": {"tail_norm": "running"}}),
