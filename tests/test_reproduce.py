@@ -101,19 +101,23 @@ def test_every_job_has_a_file_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "changed"),
+    ("method", "settings", "changed"),
     [
-        ({"inner": {"steps": 5}, "device": "cpu", "test": {"tasks": 7}}, ""),
-        ({"inner": {"steps": 9}, "ways": 4}, "ways=4, inner.steps=9"),
+        ("npbml-1", {"inner": {"steps": 5}, "device": "cpu", "test": {"tasks": 7}}, ""),
+        ("npbml-1", {"inner": {"steps": 9}, "ways": 4}, "ways=4, inner.steps=9"),
+        ("npbml-1", {"relation": {"rounds": 3}, "loss": {"trust": 0.1}}, ""),  # it asks for no scores
+        ("npbml-8", {"relation": {"rounds": 3}, "loss": {"trust": 0.1}}, "loss.trust=0.1, relation.rounds=3"),
     ],
 )
 def test_a_result_is_told_apart_by_what_differs_from_the_protocol(
-    tmp_path: Path, settings: dict[str, Any], changed: str
+    tmp_path: Path, method: str, settings: dict[str, Any], changed: str
 ) -> None:
-    cell = TableCell("NPBML", "npbml-1", "cifar-fs", "conv4", 1, variation="support")
+    variation = "support" if method == "npbml-1" else ""
+    cell = TableCell("NPBML", method, "cifar-fs", "conv4", 1, variation=variation)
     job = plan(cell, "published", 3, settings, tmp_path, tmp_path)
-    assert job.config.inner.batch == "support"
-    assert job.file.name == f"cifar-fs-conv4-{job.config.ways}way-1shot-npbml-1-support-published-seed3.json"
+    assert job.config.inner.batch == (variation or "joint")
+    words = [f"cifar-fs-conv4-{job.config.ways}way-1shot", method, variation, "published-seed3.json"]
+    assert job.file.name == "-".join(word for word in words if word)
     about = {name: getattr(cell, name) for name in ("method", "variation", "dataset", "backbone", "shots")}
     found = {"protocol": "published", "seed": 3, "tasks": 7, "accuracy": 50.0, "ci95": 1.0}
     write_json(job.file, about | found | {"config": to_dict(method_config(job.config, cell.method))})

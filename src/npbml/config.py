@@ -123,6 +123,8 @@ BEST: dict[str, Any] = {
         "meta_batch": 4,
         "lr": {"theta": 1e-5, "omega": 1e-4, "phi": 1e-3, "psi": 1e-4},
         "schedule": "cosine",
+        "clip": "norm",  # a task that runs away has a gradient of any size; that of others is 1 to 2
+        "clip_at": 3.0,
         "skips": 30,
         "validate_every": 500,
     },

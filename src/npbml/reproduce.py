@@ -141,7 +141,10 @@ def read_results(folder: Path) -> list[Result]:
 def _changes(result: Result, config: Config) -> str:
     now = method_config(configured(result.cell, result.protocol, result.seed, {}), result.method)
     values = {name: value for name, _, value in describe(Config, config)}
-    return ", ".join(f"{name}={values[name]}" for name in differences(config, now))
+    # Without scores it does not matter how they would be found.
+    unread = () if config.loss.transductive or config.pretrain.taught else ("relation.", "loss.trust")
+    changed = [name for name in differences(config, now) if not name.startswith(unread)]
+    return ", ".join(f"{name}={values[name]}" for name in changed)
 
 
 def _config_of(path: Path) -> Config:

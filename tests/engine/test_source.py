@@ -117,6 +117,19 @@ def test_sources_with_the_same_stem_share_its_features(
         assert TaskSource(learner, images, 1, 1, kept=kept).known["features"] is not one.known["features"]
 
 
+def test_embeddings_of_quarter_turns_are_not_shared_with_those_of_images_as_they_stand(
+    make_learner: Callable[..., Learner], classes: ClassSet
+) -> None:
+    kept: Features = {}
+    plain, turned = (
+        TaskSource(make_learner(relation={"kind": "encoder", "turns": turns}), classes, 1, 1, kept=kept).known
+        for turns in (False, True)
+    )
+    width = plain["embeddings"].shape[1]
+    assert turned["embeddings"].shape == (30, 4 * width)
+    torch.testing.assert_close(turned["embeddings"][:, :width], plain["embeddings"])
+
+
 def test_c29_features_are_kept_in_the_order_of_the_images(
     make_learner: Callable[..., Learner], classes: ClassSet
 ) -> None:
