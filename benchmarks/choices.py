@@ -69,6 +69,7 @@ CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "rounds-0": ("query items do not join the means that score them", FULL, {"relation": {"rounds": 0}}),
     "centred-0": ("scores not centred", FULL, {"relation": {"centred": False}}),
     "turns-0": ("scores of images as they stand alone", FULL, {"relation": {"turns": False}}),
+    "evened": ("scores of embeddings whose directions are evened", FULL, {"relation": {"evened": True}}),
     "trust-0": ("L^Q begins at nearly nothing", FULL, {"loss": {"trust": 0.0}}),
     "trust-1": ("L^Q begins as the cross-entropy to the scores", FULL, {"loss": {"trust": 1.0}}),
     "final-query": ("the scored prediction sees the queries alone", FULL, {"inner": {"final_batch": "query"}}),

@@ -21,12 +21,13 @@ from npbml.files import load_tensors
 from npbml.learner import Learner
 from npbml.runs import Run, read_config
 
-PLAIN = {"turns": False, "centred": False, "rounds": 0}
+PLAIN = {"turns": False, "centred": False, "evened": False, "rounds": 0}
 SCORES: dict[str, dict[str, Any]] = {
     "cosines": PLAIN,
     "of the turns side by side": {**PLAIN, "turns": True},
     "and centred": {**PLAIN, "turns": True, "centred": True},
-    "and five rounds": {"turns": True, "centred": True, "rounds": 5},
+    "and five rounds": {**PLAIN, "turns": True, "centred": True, "rounds": 5},
+    "and evened": {"turns": True, "centred": True, "evened": True, "rounds": 5},
     "rounds alone": {**PLAIN, "rounds": 5},
     "the run's own": {},
 }

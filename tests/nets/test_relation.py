@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from npbml.data.tasks import Task
-from npbml.nets.relation import PrototypeScores, RelationNetwork, RelationSettings
+from npbml.nets.relation import PrototypeScores, RelationNetwork, RelationSettings, evened, root
 from npbml.randomness import generator
 
 
@@ -91,18 +91,18 @@ def test_the_encoder_pools_in_two_blocks_only(size: int, expected: int) -> None:
     assert network(images, torch.tensor([0, 1]), images, 2).shape == (2, 2)
 
 
-def make_prototypes(temperature: float = 10.0, rounds: int = 0, centred: bool = False) -> PrototypeScores:
+def make_prototypes(**settings: Any) -> PrototypeScores:
     """The embedding is the mean over space of each channel, shifted."""
 
     class Means(torch.nn.Module):
         def forward(self, images: Tensor) -> Tensor:
             return images.mean((2, 3)) + torch.tensor([0.3, -0.2], dtype=images.dtype)
 
-    return PrototypeScores(Means(), RelationSettings(temperature=temperature, rounds=rounds, centred=centred))
+    return PrototypeScores(Means(), RelationSettings(**settings))
 
 
 def test_scores_by_prototypes_are_the_softmax_of_scaled_cosines(make_task: Callable[..., Task]) -> None:
-    task, network = make_task(), make_prototypes(4.0)
+    task, network = make_task(), make_prototypes(temperature=4.0)
     found = scores(network, task)
     for row, image in zip(found, task.query_images, strict=True):
         query = network.encoder(image[None])[0]
@@ -119,7 +119,7 @@ def test_scores_by_prototypes_are_the_softmax_of_scaled_cosines(make_task: Calla
 def test_query_items_join_the_means_of_their_classes_by_their_scores(
     make_task: Callable[..., Task], rounds: int
 ) -> None:
-    task, found = make_task(), scores(make_prototypes(4.0), make_task())
+    task, found = make_task(), scores(make_prototypes(temperature=4.0), make_task())
 
     def unit(images: Tensor) -> list[Tensor]:
         embedded = make_prototypes().encoder(images)
@@ -133,14 +133,15 @@ def test_query_items_join_the_means_of_their_classes_by_their_scores(
             total = total + sum(score * e for score, e in zip(found[:, label], query, strict=True))
             centres.append(total / total.norm())
         found = torch.stack([torch.stack([4.0 * e @ centre for centre in centres]).softmax(0) for e in query])
-    torch.testing.assert_close(scores(make_prototypes(4.0, rounds), task), found, rtol=0, atol=1e-12)
+    network = make_prototypes(temperature=4.0, rounds=rounds)
+    torch.testing.assert_close(scores(network, task), found, rtol=0, atol=1e-12)
 
 
 def test_centred_scores_are_those_of_embeddings_without_what_the_task_has_in_common(
     make_task: Callable[..., Task],
 ) -> None:
     task = make_task()
-    found = scores(make_prototypes(4.0, centred=True), task)
+    found = scores(make_prototypes(temperature=4.0, centred=True), task)
     every = make_prototypes().embed([torch.cat([task.support_images, task.query_images])])
     apart = every - every.sum(0) / len(every)
     apart = apart / apart.norm(dim=1, keepdim=True)
@@ -152,7 +153,7 @@ def test_centred_scores_are_those_of_embeddings_without_what_the_task_has_in_com
 
 def test_views_count_alike_whatever_the_length_of_their_embeddings(make_task: Callable[..., Task]) -> None:
     """At one shot, the cosine of embeddings side by side is the mean of the views' cosines."""
-    task, network = make_task(shots=1), make_prototypes(1.0)
+    task, network = make_task(shots=1), make_prototypes(temperature=1.0)
 
     def logits(*views: float) -> Tensor:
         support, query = (
@@ -164,9 +165,33 @@ def test_views_count_alike_whatever_the_length_of_their_embeddings(make_task: Ca
     torch.testing.assert_close(logits(1.0, -3.0), mean.log_softmax(1), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("rounds", "centred"), [(0, False), (2, False), (2, True)])
-def test_c28_holds_for_prototypes(make_task: Callable[..., Task], rounds: int, centred: bool) -> None:
-    network, task = make_prototypes(rounds=rounds, centred=centred), make_task()
+def test_items_are_evened_by_the_fourth_root_of_their_covariance() -> None:
+    items = torch.randn(12, 30, generator=generator(0, "items"), dtype=torch.float64)
+    items[:, :3] *= 20.0  # most of it lies in a few directions
+    items = items - items.mean(0)
+    left, values, right = torch.linalg.svd(items, full_matrices=False)
+    expected = left * values.sqrt() @ right
+    found = evened(items)
+    torch.testing.assert_close(found @ found.T, expected @ expected.T, rtol=0, atol=2e-3 * values[0].item())
+    assert evened(items.float()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("rank", [1, 5, 40])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
+def test_the_root_of_a_matrix_is_that_by_eigenvalues(rank: int, size: float) -> None:
+    factor = torch.randn(20, rank, generator=generator(0, "root"), dtype=torch.float64)
+    matrix = size * factor @ factor.T
+    values, vectors = torch.linalg.eigh(matrix + 1e-5 * matrix.norm() * torch.eye(20, dtype=torch.float64))
+    expected = vectors * values.sqrt() @ vectors.T
+    torch.testing.assert_close(root(matrix), expected, rtol=0, atol=1e-8 * expected.norm().item())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"rounds": 2}, {"rounds": 2, "centred": True}, {"rounds": 2, "centred": True, "evened": True}],
+)
+def test_c28_holds_for_prototypes(make_task: Callable[..., Task], settings: dict[str, Any]) -> None:
+    network, task = make_prototypes(**settings), make_task()
     permutation = torch.tensor([2, 0, 1])
     usual = scores(network, task)
     other = scores(network, task, support_labels=permutation[task.support_labels])

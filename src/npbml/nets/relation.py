@@ -28,6 +28,9 @@ class RelationSettings:
     """Of encoder and prototypes: embed an image in each of its quarter turns, and take all four together."""
     centred: bool = setting(False)
     """Of encoder and prototypes: take the mean of a task's embeddings from each before angles are looked at."""
+    evened: bool = setting(False)
+    """Of encoder and prototypes: let directions in which a task's embeddings spread widely count less, by the
+    inverse of the fourth root of their covariance."""
     rounds: int = setting(0, low=0)
     """Of encoder and prototypes: how often the query images, by their scores, join the means of their classes."""
     widths: tuple[int, ...] = setting((64, 128, 256, 512), low=1)
@@ -91,7 +94,10 @@ class PrototypeScores(nn.Module):
         every = torch.cat([support, query])
         if self.settings.centred:
             every = every - every.mean(0)
-        support, query = F.normalize(every, dim=1).tensor_split([len(support)])
+        every = F.normalize(every, dim=1)
+        if self.settings.evened:
+            every = F.normalize(evened(every), dim=1)
+        support, query = every.tensor_split([len(support)])
         members = (labels.unsqueeze(-1) == torch.arange(ways, device=labels.device)).to(support.dtype)
         known = members.T @ support
         scores = self._scores(query, known)
@@ -102,3 +108,28 @@ class PrototypeScores(nn.Module):
     def _scores(self, query: Tensor, sums: Tensor) -> Tensor:
         """Of embeddings whose sums, or means, are those of the classes, [ways, width]."""
         return torch.softmax(self.settings.temperature * query @ F.normalize(sums, dim=1).T, -1)
+
+
+def evened(items: Tensor) -> Tensor:
+    """items [n, width] -> [n, n], whose inner products are the root of the matrix of those of the items.
+
+    The singular values become their roots, as if the items were multiplied by the inverse of the fourth root of
+    their covariance. A rotation of all items is left open, which no angle sees.
+    """
+    wide = items.double()  # what is small among the singular values is lost in less
+    return root(root(wide @ wide.T)).to(items.dtype)
+
+
+def root(matrix: Tensor, steps: int = 20, least: float = 1e-5) -> Tensor:
+    """The root of a symmetric matrix with no negative eigenvalue, by products alone, which a GPU can record.
+
+    Newton and Schulz's iteration needs eigenvalues above 0, and a step for each factor of 2.25 in which they differ:
+    `least` of the norm is added to all.
+    """
+    identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    size = matrix.norm()
+    found, inverse = matrix / size + least * identity, identity
+    for _ in range(steps):
+        change = 1.5 * identity - 0.5 * inverse @ found
+        found, inverse = found @ change, change @ inverse
+    return found * size.sqrt()
