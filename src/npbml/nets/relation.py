@@ -123,7 +123,7 @@ def evened(items: Tensor) -> Tensor:
 def root(matrix: Tensor, steps: int = 20, least: float = 1e-5) -> Tensor:
     """The root of a symmetric matrix with no negative eigenvalue, by products alone, which a GPU can record.
 
-    Newton and Schulz's iteration needs eigenvalues above 0, and a step for each factor of 2.25 in which they differ:
+    Newton and Schulz's iteration needs eigenvalues above 0 and a step for each factor of 2.25 that they differ by:
     `least` of the norm is added to all.
     """
     identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
