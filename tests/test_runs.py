@@ -13,7 +13,7 @@ import npbml
 from npbml.cli.stages import prepare_for
 from npbml.config import Config, override, preset
 from npbml.data.store import ClassEntry, Store
-from npbml.engine.evaluate import evaluate, learner_answers
+from npbml.engine.evaluate import ACCURACY, evaluate, learner_answers
 from npbml.environment import environment
 from npbml.errors import DataError, RunError, SettingError
 from npbml.files import load_tensors
@@ -455,6 +455,24 @@ def test_an_ensemble_is_tested_by_the_mean_of_its_logits(config: Config, tmp_pat
     answer = learner_answers(members, source)
     per_task = evaluate(answer, source.draw, 4, 10, 0, "test")
     assert run.test("maml")["accuracy"] == pytest.approx(100 * per_task.mean().item(), abs=1e-3)
+
+
+def test_beside_a_learner_the_scores_are_tested_that_it_is_given(config: Config, tmp_path: Path) -> None:
+    run = Run.start(tmp_path / "run", override(config, {"relation": {"kind": "prototypes"}}))
+    run.pretrain()
+    for method in ("npbml", "maml"):
+        run.train(method)
+    learner = run.learner("npbml")
+    source = run.source(learner, "test")
+
+    def scores(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        prepared, labels = source.prepare(indices)
+        return prepared.scores, labels
+
+    expected = ACCURACY.over(evaluate(scores, source.draw, run.config.test.tasks, 10, 0, "test"))
+    record = run.test("npbml")
+    assert record["scores"] == {"accuracy": round(expected.mean, 3), "ci95": round(expected.ci95, 3)}
+    assert "scores" not in run.test("maml")
 
 
 def test_a_run_from_scratch_needs_no_pretraining(config: Config, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from npbml.config import Config, differences, method_config, override, preset, saved_config
+from npbml.engine.evaluate import Accuracy
 from npbml.environment import environment
 from npbml.errors import RunError, SettingError
 from npbml.files import read_json, write_json
@@ -109,6 +110,8 @@ class Result:
     tasks: int
     accuracy: float
     ci95: float
+    scores: Accuracy | None = None
+    """Of the scores that the learner is given of query items, where it asks for them, with no learner."""
     changed: str = ""
     """The settings that are not those which the protocol has now, in words."""
 
@@ -121,10 +124,11 @@ class Result:
 
 def read_result(path: Path) -> Result:
     data = read_json(path)
-    names = [field.name for field in fields(Result) if field.name != "changed"]
+    names = [field.name for field in fields(Result) if field.name not in ("scores", "changed")]
     try:
         result = from_dict(Result, {name: data[name] for name in names})
-        return replace(result, changed=_changes(result, _config_of(path)))
+        scores = Accuracy(data["scores"]["accuracy"], data["scores"]["ci95"]) if "scores" in data else None
+        return replace(result, scores=scores, changed=_changes(result, _config_of(path)))
     except KeyError as error:
         raise RunError(f"{path} is damaged or not a result of `npbml reproduce`: it has no {error}.") from None
     except (TypeError, SettingError) as error:

@@ -269,6 +269,7 @@ class Run:
         summaries = {stage: self._summary(stage) for stage in stages}
         seconds = {stage if stage in _DEPENDS else "train": summaries[stage]["seconds"] for stage in stages}
         classes = self._foreign(dataset) if dataset else None
+        alone: Tensor | None = None  # what the scores reach that a learner is given
         if method == "prototypes":
             classes = classes or self.splits["test"]
             network = self.pretrained_network()
@@ -282,12 +283,24 @@ class Run:
             if classes is not None:
                 source = self._task_source(learners[0], classes)
             replay = Replay("test", self.device.type == "cuda" and source.on_device, self.observer.said)
-            tested, answer = config.test, learner_answers(learners, source, replay)
+            tested, scored = config.test, learners[0].relation is not None
             per_task = evaluate(
-                answer, source.draw, tested.tasks, tested.together, config.seed, "test", self.measure, tick
+                learner_answers(learners, source, replay, scored),
+                source.draw,
+                tested.tasks,
+                tested.together,
+                config.seed,
+                "test",
+                self.measure,
+                tick,
+                (2,) if scored else (),
             )
+            if scored:
+                per_task, alone = per_task
         seconds["test"] = round(time.monotonic() - started, 2)
         record = self._record(method, dataset or config.dataset, per_task, seconds)
+        if alone is not None:
+            record["scores"] = self._figures(alone)
         if method in summaries:
             own = summaries[method]
             record |= {name: own[name] for name in ("start", "validation", "best_step", "step_ms", "kept")}
@@ -414,7 +427,7 @@ class Run:
         _load(take, load_tensors(path)[0], path)
 
     def _record(self, method: str, dataset: str, per_task: Tensor, seconds: dict[str, float]) -> dict[str, Any]:
-        config, result = self.config, self.measure.over(per_task)
+        config = self.config
         return {
             "method": method,
             "protocol": config.protocol,
@@ -424,12 +437,15 @@ class Run:
             "shots": config.shots,
             "seed": config.seed,
             "tasks": len(per_task),
-            self.measure.name: round(result.mean, 3 if self.measure is ACCURACY else 6),
-            "ci95": round(result.ci95, 3 if self.measure is ACCURACY else 6),
+            **self._figures(per_task),
             "seconds": seconds,
             "device": describe_device(self.device),
             "version": npbml.__version__,
         }
+
+    def _figures(self, per_task: Tensor) -> dict[str, float]:
+        result, places = self.measure.over(per_task), 3 if self.measure is ACCURACY else 6
+        return {self.measure.name: round(result.mean, places), "ci95": round(result.ci95, places)}
 
     def _foreign(self, dataset: str) -> ClassSet:
         """The test classes of another data set, in the run's size, channels and normalisation."""

@@ -57,6 +57,16 @@ def test_an_accuracy_is_the_share_of_right_answers_of_its_task() -> None:
     assert torch.equal(found, (indices.flatten(1)[:, :4] % 2 == 0).double().mean(1))
 
 
+def test_two_kinds_of_answers_are_measured_apart() -> None:
+    def both(indices: Tensor) -> tuple[Tensor, Tensor]:
+        logits, labels = answer(indices)
+        return torch.stack([logits, -logits]), labels
+
+    found = evaluate(both, draw, 7, 3, 0, "test", kinds=(2,))
+    right = evaluate(answer, draw, 7, 3, 0, "test")
+    assert torch.equal(found, torch.stack([right, 1 - right]))
+
+
 def test_more_tasks_begin_with_the_same_ones_however_many_run_together() -> None:
     long = evaluate(answer, draw, 130, 7, 3, "test")
     assert long.shape == (130,)

@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from npbml.engine.evaluate import Accuracy
 from npbml.report.paper import paper_tables
 from npbml.report.tables import LEGEND, html, lines_of, markdown, sections, summary, terminal_tables
 from npbml.reproduce import Result, read_results
@@ -56,6 +58,14 @@ def test_seeds_are_averaged_and_their_spread_is_told() -> None:
     assert texts["ours"] == "67.00 ± 0.33 (2.00)"  # (0.36 + 0.64 + 0) ** 0.5 / 3
     assert (texts["seeds"], texts["tasks"]) == ("3", "600 to 1000")
     assert lines_of([result().cell], SEEDS[:1])[0].texts()["ours"] == "66.00 ± 0.60"
+
+
+def test_scores_alone_are_shown_where_every_seed_has_them() -> None:
+    scored = [replace(seed, scores=Accuracy(70.0 + n, 0.4)) for n, seed in enumerate(SEEDS[:2])]
+    [line] = lines_of([result().cell], scored)
+    assert line.texts()["scores alone"] == "70.50 ± 0.28"  # (0.16 + 0.16) ** 0.5 / 2
+    [line] = lines_of([result().cell], [*scored, SEEDS[2]])
+    assert line.texts()["scores alone"] == "-"
 
 
 def test_the_difference_is_to_the_papers_figure() -> None:
@@ -160,7 +170,7 @@ def test_the_summary_has_the_cells_of_npbml_alone() -> None:
     lines = summary(ALL)
     table = [line for line in lines if line.startswith("|")]
     assert len(table) == 2 + 16 + 2  # of one cell there are three protocols
-    assert any("cifar-fs | conv4 | 1 | published | 67.00 ± 0.33 (2.00) | 3 |" in line for line in table)
+    assert any("cifar-fs | conv4 | 1 | published | 67.00 ± 0.33 (2.00) | - | 3 |" in line for line in table)
     assert lines[-1].startswith("[1]: with train.steps=5")
     assert summary([]) == summary([SUPPORT]) and "yet" in summary([])[0] and len(summary([])) == 1
 

@@ -68,23 +68,25 @@ def evaluate(
     purpose: str,
     measure: Measure = ACCURACY,
     tick: Callable[[int], None] = lambda count: None,
+    kinds: tuple[int, ...] = (),
 ) -> Tensor:
-    """The measure of each of `tasks` tasks, [tasks]; an accuracy in 0..1.
+    """The measure of each of `tasks` tasks, [*kinds, tasks]; an accuracy in 0..1.
 
-    `draw` gives the images of tasks and `answer` their query logits and labels. The tasks are fixed by `seed`
-    and `purpose`; more of them begin with the same ones. Ranks answer in turn, and all have every result.
+    `draw` gives the images of tasks and `answer` their query logits, perhaps of several `kinds`, and labels. The
+    tasks are fixed by `seed` and `purpose`; more of them begin with the same ones. Ranks answer in turn, and all
+    have every result.
     """
     rank, size = world()
     results: list[Tensor] = []
     for start in range(0, tasks, DRAWN_TOGETHER):
         drawn = draw(DRAWN_TOGETHER, generator(seed, purpose, start))[: tasks - start]
         for indices in drawn.split(together):
-            found = torch.zeros(len(indices), dtype=torch.float64)
+            found = torch.zeros(*kinds, len(indices), dtype=torch.float64)
             if len(results) % size == rank:
                 found = measure.per_task(*answer(indices)).cpu()
             results.append(found)
             tick(len(indices))
-    return sum_over_ranks([torch.cat(results)])[0]
+    return sum_over_ranks([torch.cat(results, -1)])[0]
 
 
 Answer = Callable[[Tensor], tuple[Tensor, Tensor]]  # which tasks -> their query predictions and labels
@@ -95,13 +97,19 @@ def replayed(answer: Answer, replay: Replay | None) -> Answer:
     return answer if replay is None else lambda indices: replay(answer, (indices,))
 
 
-def learner_answers(learners: Learner | Sequence[Learner], source: Source, replay: Replay | None = None) -> Answer:
-    """Query logits of a learner that adapts to each task; of several, which share all that is frozen, the mean."""
+def learner_answers(
+    learners: Learner | Sequence[Learner], source: Source, replay: Replay | None = None, scores: bool = False
+) -> Answer:
+    """Query logits of a learner that adapts to each task; of several, which share all that is frozen, the mean.
+
+    With `scores`, those that it is given of the query items stand beside them, as a second kind.
+    """
     members = [learners] if isinstance(learners, Learner) else learners
 
     def answer(indices: Tensor) -> tuple[Tensor, Tensor]:
         prepared, labels = source.prepare(indices)
         logits = [member.over_tasks(member.logits)(prepared) for member in members]
-        return torch.stack(logits).mean(0), labels
+        mean = torch.stack(logits).mean(0)
+        return torch.stack([mean, prepared.scores]) if scores else mean, labels
 
     return replayed(answer, replay)

@@ -18,10 +18,13 @@ NONE = "-"
 LEGEND = (
     "Accuracy in percent on tasks of the test classes. Ours is the mean of the seeds, with the 95 % interval over "
     "the test tasks of all of them; where there are several seeds, the best is above the worst by what stands in "
-    "brackets. The column tasks has the number for each seed. The interval of a difference is that of two "
-    "independent figures."
+    "brackets. Scores alone are those of query images that the learner's loss is given, with no learner. The "
+    "column tasks has the number for each seed. The interval of a difference is that of two independent figures."
 )
-COLUMNS = ("row", "method", "data set", "network", "shots", "protocol", "ours", "seeds", "tasks", "paper")
+COLUMNS = (
+    *("row", "method", "data set", "network", "shots", "protocol"),
+    *("ours", "scores alone", "seeds", "tasks", "paper"),
+)
 DIFFERENCE = "ours minus paper"
 
 
@@ -36,11 +39,13 @@ class Line:
     @property
     def ours(self) -> Accuracy | None:
         """The mean of the seeds, and its interval over the tasks of all of them."""
-        if not self.results:
-            return None
-        count = len(self.results)
-        mean = sum(result.accuracy for result in self.results) / count
-        return Accuracy(mean, hypot(*(result.ci95 for result in self.results)) / count)
+        return over_seeds([Accuracy(result.accuracy, result.ci95) for result in self.results])
+
+    @property
+    def scores(self) -> Accuracy | None:
+        """The same of the scores alone, where every result has them."""
+        found = [result.scores for result in self.results if result.scores]
+        return over_seeds(found) if len(found) == len(self.results) else None
 
     @property
     def difference(self) -> Accuracy | None:
@@ -66,8 +71,16 @@ class Line:
         cell, seeds = self.cell, len(self.results)
         where = (cell.system, cell.name, cell.dataset, cell.backbone, str(cell.shots), self.protocol)
         ours = shown(self.ours) + self.spread
-        values = (*where, ours, str(seeds or NONE), self.tasks, shown(cell.paper))
+        values = (*where, ours, shown(self.scores), str(seeds or NONE), self.tasks, shown(cell.paper))
         return dict(zip(COLUMNS, values, strict=True)) | {DIFFERENCE: shown(self.difference, signed=True)}
+
+
+def over_seeds(figures: Sequence[Accuracy]) -> Accuracy | None:
+    """Their mean, and its interval over the tasks of all."""
+    if not figures:
+        return None
+    mean = sum(figure.mean for figure in figures) / len(figures)
+    return Accuracy(mean, hypot(*(figure.ci95 for figure in figures)) / len(figures))
 
 
 def shown(figure: Accuracy | None, signed: bool = False) -> str:
