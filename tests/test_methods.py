@@ -301,3 +301,11 @@ def test_a_recipe_speaks_of_the_rule_alone() -> None:
     names = {name for name, _, _ in describe(LearnerSettings)}
     for method, recipe in RECIPES.items():
         assert set(flat(recipe.rule)) <= names, method
+
+
+def test_boils_head_begins_by_xaviers_rule_since_no_inner_step_makes_it_larger() -> None:
+    config = preset("common")
+    heads = {name: Learner(method_config(config, name), IMAGES).head.weight for name in ("maml", "boil")}
+    bound = (6 / sum(heads["boil"].shape)) ** 0.5
+    assert 0.9 * bound < heads["boil"].abs().max() <= bound
+    assert heads["maml"].abs().max() < 0.05

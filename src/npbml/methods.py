@@ -181,7 +181,16 @@ RECIPES: dict[str, Recipe] = {
     ),
     "boil": Recipe(
         "maml whose body alone adapts",
-        merged(MAML, {"inner": {"layers": "body"}, "head": {"kind": "linear"}, "net": {"affine": "inner"}}),
+        # A head that no inner step changes has to begin large enough for gradients to pass through it.
+        merged(
+            MAML,
+            {
+                "inner": {"layers": "body"},
+                "head": {"kind": "linear"},
+                "net": {"affine": "inner"},
+                "init": {"weights": "xavier"},
+            },
+        ),
         published_boil,
     ),
     "metasgd": Recipe(

@@ -40,7 +40,7 @@ class InitSettings:
     source: Literal["pretrained", "scratch"] = setting("pretrained")
     """Where meta-training starts: from the pre-trained encoder, or from a random one."""
     weights: Literal["normal", "xavier"] = setting("normal")
-    """A random encoder's weights: N(0, std^2), or uniform by Xavier's rule."""
+    """The weights of a random encoder, and of the head: N(0, std^2), or uniform by Xavier's rule."""
     std: float = setting(0.01, low=0)
     """Standard deviation of the normal start of every weight: the paper's N(0, 1e-2)."""
     uniform_bias: bool = setting(False)
