@@ -66,6 +66,9 @@ def test_scores_alone_are_shown_where_every_seed_has_them() -> None:
     assert line.texts()["scores alone"] == "70.50 ± 0.28"  # (0.16 + 0.16) ** 0.5 / 2
     [line] = lines_of([result().cell], [*scored, SEEDS[2]])
     assert line.texts()["scores alone"] == "-"
+    for results, shown in ((scored, True), (SEEDS, False)):  # no column that says nothing
+        assert all(("scores alone" in row) == shown for row in rows(markdown(results), "Table 2"))
+        assert ("<th>scores alone</th>" in html(results)) == ("scores alone" in summary(results)[2]) == shown
 
 
 def test_the_difference_is_to_the_papers_figure() -> None:
@@ -170,7 +173,7 @@ def test_the_summary_has_the_cells_of_npbml_alone() -> None:
     lines = summary(ALL)
     table = [line for line in lines if line.startswith("|")]
     assert len(table) == 2 + 16 + 2  # of one cell there are three protocols
-    assert any("cifar-fs | conv4 | 1 | published | 67.00 ± 0.33 (2.00) | - | 3 |" in line for line in table)
+    assert any("cifar-fs | conv4 | 1 | published | 67.00 ± 0.33 (2.00) | 3 |" in line for line in table)
     assert lines[-1].startswith("[1]: with train.steps=5")
     assert summary([]) == summary([SUPPORT]) and "yet" in summary([])[0] and len(summary([])) == 1
 

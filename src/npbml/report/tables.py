@@ -21,9 +21,10 @@ LEGEND = (
     "brackets. Scores alone are those of query images that the learner's loss is given, with no learner. The "
     "column tasks has the number for each seed. The interval of a difference is that of two independent figures."
 )
+SCORES = "scores alone"
 COLUMNS = (
     *("row", "method", "data set", "network", "shots", "protocol"),
-    *("ours", "scores alone", "seeds", "tasks", "paper"),
+    *("ours", SCORES, "seeds", "tasks", "paper"),
 )
 DIFFERENCE = "ours minus paper"
 
@@ -130,8 +131,14 @@ def markdown(results: Sequence[Result]) -> str:
     """One document with every table."""
     parts = ["# The paper's tables, and ours", LEGEND]
     for title, lines in sections(results).items():
-        parts += [f"## {title}", "\n".join(markdown_table(lines, (*COLUMNS, DIFFERENCE)))]
+        parts += [f"## {title}", "\n".join(markdown_table(lines, columns_of(lines)))]
     return "\n\n".join([*parts, *notes(results)]) + "\n"
+
+
+def columns_of(lines: Sequence[Line]) -> list[str]:
+    """The columns of a table; that of the scores is there if one line has them."""
+    scored = any(line.scores for line in lines)
+    return [name for name in (*COLUMNS, DIFFERENCE) if scored or name != SCORES]
 
 
 def markdown_table(lines: Sequence[Line], columns: Sequence[str]) -> list[str]:
@@ -144,12 +151,13 @@ def summary(results: Sequence[Result]) -> list[str]:
     cells = [
         cell for name in ("table1", "table2") for cell in paper_tables()[name].cells if cell.method == "npbml"
     ]
-    columns = [name for name in (*COLUMNS, DIFFERENCE) if name not in ("row", "method")]
     used = [result for line in lines_of(cells, results) for result in line.results]
     if not used:
         return ["None of NPBML's cells in Tables 1 and 2 has been run with `npbml reproduce` yet."]
     below = [part for note in notes(used) for part in ("", note)]
-    return ["NPBML, 5-way. " + LEGEND, "", *markdown_table(lines_of(cells, used), columns), *below]
+    lines = lines_of(cells, used)
+    columns = [name for name in columns_of(lines) if name not in ("row", "method")]
+    return ["NPBML, 5-way. " + LEGEND, "", *markdown_table(lines, columns), *below]
 
 
 STYLE = """
@@ -183,10 +191,10 @@ def html(results: Sequence[Result]) -> str:
 
 
 def _html_table(lines: Sequence[Line]) -> str:
-    columns = (*COLUMNS, DIFFERENCE)
+    columns = columns_of(lines)
     rows = [f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in columns)}</tr>"]
     for line in lines:
-        cells = "".join(f"<td>{escape(text)}</td>" for text in line.texts().values())
+        cells = "".join(f"<td>{escape(line.texts()[name])}</td>" for name in columns)
         rows.append(f"<tr>{cells}</tr>" if line.results else f'<tr class="none">{cells}</tr>')
     return "\n".join(["<table>", *rows, "</table>"])
 
