@@ -78,6 +78,14 @@ STAGES: dict[str, tuple[Make, dict[str, Any]]] = {
         meta_trainer,
         {"relation": {"kind": "encoder"}, "net": {"stem_norm": "running"}},
     ),
+    "meta-training, scores by all that a task's embeddings tell": (
+        meta_trainer,
+        {
+            "relation": {"kind": "encoder", "turns": True, "centred": True, "evened": True, "rounds": 2},
+            "loss": {"trust": 0.5},
+            "net": {"stem_norm": "running"},
+        },
+    ),
     "meta-training, kept features": (meta_trainer, {"net": {"stem_norm": "running"}}),
     "meta-training, a stem of batch statistics": (meta_trainer, {"net": {"stem_norm": "batch"}}),
     "meta-training, each task by itself": (meta_trainer, {"engine": {"tasks": "loop"}}),
