@@ -29,8 +29,7 @@ class RelationSettings:
     centred: bool = setting(False)
     """Of encoder and prototypes: take the mean of a task's embeddings from each before angles are looked at."""
     evened: bool = setting(False)
-    """Of encoder and prototypes: let directions in which a task's embeddings spread widely count less, by the
-    inverse of the fourth root of their covariance."""
+    """Of encoder and prototypes: let directions in which a task's embeddings spread widely count less."""
     rounds: int = setting(0, low=0)
     """Of encoder and prototypes: how often the query images, by their scores, join the means of their classes."""
     widths: tuple[int, ...] = setting((64, 128, 256, 512), low=1)
