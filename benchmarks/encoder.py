@@ -8,14 +8,11 @@ which the encoder knows: with the running statistics of pre-training, and with t
 support and query together or apart. The stem has running statistics always.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from common import begin, parser, print_table
-from torch import Tensor
 
-from npbml.config import Config, override, with_device
+from npbml.config import override, with_device
 from npbml.engine.device import in_precision, set_precision
 from npbml.engine.evaluate import ACCURACY
 from npbml.runs import Run, read_config
@@ -40,23 +37,18 @@ def main() -> None:
     run = Run(options.run, with_device(read_config(options.run), options.device))
     set_precision(options.precision)
     network, classes, rows, first = run.pretrained_network(), run.splits[options.split], [], {}
-
-    def add(name: str, accuracies: Callable[..., Tensor], config: Config) -> None:
+    for name, (statistics, batch) in WAYS.items():
+        norms = {"stem_norm": "running", "tail_norm": statistics}
+        config = override(run.config, {"net": norms, "pretrain": {"prototype_batch": batch}})
         use_norms(network, config)
         row = [name]
         for shots in options.shots:
             with in_precision(options.precision, device):
-                found = accuracies(network, config, classes, shots, options.tasks, "validation")
+                found = prototype_accuracies(network, config, classes, shots, options.tasks, "validation")
             own, apart = ACCURACY.over(found), ACCURACY.over(found - first.setdefault(shots, found))
             row.append(f"{own.mean:.2f} ± {own.ci95:.2f}")
             row.append(f"{apart.mean:+.2f} ± {apart.ci95:.2f}" if found is not first[shots] else "")
         rows.append(row)
-
-    def changed(statistics: str, **changes: dict[str, Any]) -> Config:
-        return override(run.config, {"net": {"stem_norm": "running", "tail_norm": statistics}, **changes})
-
-    for name, (statistics, batch) in WAYS.items():
-        add(name, prototype_accuracies, changed(statistics, pretrain={"prototype_batch": batch}))
     print(f"{run.config.dataset}, {run.config.backbone}, {options.tasks} tasks of the {options.split} classes\n")
     headings = [words for shots in options.shots for words in (f"{shots}-shot, %", "to running")]
     print_table(["statistics", *headings], rows)

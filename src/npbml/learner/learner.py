@@ -220,12 +220,12 @@ class Learner(nn.Module):
     def embed(self, images: Tensor, features: Tensor | None = None) -> Tensor:
         """The embeddings by which images are scored; `features` are the stem's, where they are known."""
         assert isinstance(self.relation, PrototypeScores)
-        see = self._laid_out if self.settings.relation.kind == "encoder" else self.stem
         views = quarter_turns(images) if self.settings.relation.turns else [images]
-        if see == self.stem and features is not None:
-            seen = [features, *map(see, views[1:])]
+        if self.settings.relation.kind == "encoder":
+            seen = [self._laid_out(view) for view in views]
         else:
-            seen = [see(view) for view in views]
+            first = self.stem(images) if features is None else features
+            seen = [first, *(self.stem(view) for view in views[1:])]
         return self.relation.embed(seen).to(self.mean.dtype)
 
     def _laid_out(self, images: Tensor) -> Tensor:
