@@ -1,11 +1,12 @@
 """What the scores are worth by which NPBML's transductive loss knows query images, with no learner:
 
     npbml relation --dataset cifar-fs --protocol best --run runs/encoder
+    npbml pretrain --run runs/encoder
     python benchmarks/scores.py runs/encoder
 
-The accuracy of the highest score on tasks of the meta-validation classes: of cosines of embeddings as they are, of
-those in which a step towards the protocol `best` is taken after another, and of the run's own settings. With
-relation.kind=prototypes the encoder is the learner's own, and `npbml pretrain` makes it.
+The accuracy of the highest score on tasks of the meta-validation classes: of cosines of one network's embeddings
+as they are, of those in which a step towards the protocol `best` is taken after another, and of the run's own
+settings, by which two networks may score. With relation.kind=prototypes the network is the learner's own.
 """
 
 from pathlib import Path
@@ -21,16 +22,19 @@ from npbml.files import load_tensors
 from npbml.learner import Learner
 from npbml.runs import Run, read_config
 
-PLAIN = {"turns": False, "centred": False, "evened": False, "rounds": 0}
+PLAIN = {"enlarged": 1.0, "turns": False, "centred": False, "evened": False, "rounds": 0}
+ALL = {"turns": True, "centred": True, "evened": True, "rounds": 10}
 SCORES: dict[str, dict[str, Any]] = {
     "cosines": PLAIN,
     "of the turns side by side": {**PLAIN, "turns": True},
     "and centred": {**PLAIN, "turns": True, "centred": True},
     "and five rounds": {**PLAIN, "turns": True, "centred": True, "rounds": 5},
-    "and evened": {"turns": True, "centred": True, "evened": True, "rounds": 5},
+    "ten": {**PLAIN, "turns": True, "centred": True, "rounds": 10},
+    "and evened": {**PLAIN, **ALL},
+    "and enlarged by 1.2": {**ALL, "enlarged": 1.2},
     "rounds alone": {**PLAIN, "rounds": 5},
-    "the run's own": {},
 }
+OWN: dict[str, dict[str, Any]] = {"the run's own": {}}  # by the learner's encoder as well, where both score
 
 
 def main() -> None:
@@ -44,11 +48,13 @@ def main() -> None:
     begin(options)
     run = Run(options.run, with_device(read_config(options.run), options.device))
     if run.config.relation.kind == "network":
-        raise SystemExit("relation.kind=network has no embeddings: set relation.kind=encoder or prototypes.")
+        raise SystemExit("relation.kind=network has no embeddings: set relation.kind=encoder, prototypes or both.")
     kept: Features = {}
     rows = []
-    for name, changes in SCORES.items():
-        found = [accuracies(run, changes, shots, options, kept) for shots in options.shots]
+    one = {"kind": "encoder" if run.config.relation.pretrains else "prototypes"}
+    for name, changes in (SCORES | OWN).items():
+        asked = changes if name in OWN else {**one, **changes}
+        found = [accuracies(run, asked, shots, options, kept) for shots in options.shots]
         if name == "cosines":
             first = found
         row = [name]
@@ -66,9 +72,9 @@ def accuracies(run: Run, changes: dict[str, Any], shots: int, options: Any, kept
     """Of each task, by its scores alone: [tasks]"""
     config = method_config(override(run.config, {"relation": changes, "shots": shots}), "npbml")
     learner = Learner(config, run.images, config.seed)
-    if config.relation.kind == "encoder":
+    if config.relation.pretrains:
         learner.take_relation(load_tensors(run.folder / "relation" / "relation.safetensors")[0])
-    else:
+    if config.relation.asks_learner:
         learner.take_pretrained(load_tensors(run.folder / "pretrain" / "network.safetensors")[0])
     source = TaskSource(
         learner.to(run.device), run.splits[options.split], shots, config.queries, options.precision, kept

@@ -240,6 +240,22 @@ def test_a_missing_settings_file_is_refused_by_name(tmp_path: Path) -> None:
         ({"pretrain": {"augment": {"flip": True}}}, "pretrain.augment.flip mirrors images.*glyphs"),
         ({"train": {"crop_scale_low": 0.2}}, "train.crop_scale_low is about augmented tasks"),
         ({"pretrain": {"taught": True}}, "pretrain.taught.*there is none: set relation.kind=encoder"),
+        *(
+            (
+                {"relation": {"kind": kind, "enlarged": 1.2}, "net": {"embedding": "flatten"}},
+                "relation.enlarged=1.2.*set net.embedding=mean",
+            )
+            for kind in ("prototypes", "both")
+        ),
+        (
+            {
+                "init": {"source": "scratch"},
+                "net": {"frozen_blocks": 0, "affine": "meta"},
+                "pretrain": {"warp": False},
+                "relation": {"kind": "both"},
+            },
+            "relation.kind=both scores by the pre-trained encoder, and init.source=scratch has none",
+        ),
         ({"loss": {"share": True, "transductive": False}}, "loss.share needs both"),
         ({"relation": {"widths": []}}, "relation.widths"),
         ({"backbone": "resnet12", "net": {"widths": []}}, "net.widths"),

@@ -81,7 +81,14 @@ STAGES: dict[str, tuple[Make, dict[str, Any]]] = {
     "meta-training, scores by all that a task's embeddings tell": (
         meta_trainer,
         {
-            "relation": {"kind": "encoder", "turns": True, "centred": True, "evened": True, "rounds": 2},
+            "relation": {
+                "kind": "both",
+                "enlarged": 1.2,
+                "turns": True,
+                "centred": True,
+                "evened": True,
+                "rounds": 2,
+            },
             "loss": {"trust": 0.5},
             "net": {"stem_norm": "running"},
         },

@@ -389,7 +389,7 @@ class Run:
         trained, names, mark = stage not in _DEPENDS, _DEPENDS.get(stage), ""
         if stage == "pretrain" and config.pretrain.taught:
             mark = "-" + self._loop("relation").fingerprint
-        if stage == "relation" and config.relation.kind == "encoder":  # pre-trained, whatever the learner's own is
+        if stage == "relation" and config.relation.pretrains:  # pre-trained, whatever the learner's own is
             config, names = scorer_config(config), _DEPENDS["pretrain"]
         return Loop(
             stage,

@@ -117,17 +117,43 @@ def test_sources_with_the_same_stem_share_its_features(
         assert TaskSource(learner, images, 1, 1, kept=kept).known["features"] is not one.known["features"]
 
 
-def test_embeddings_of_quarter_turns_are_not_shared_with_those_of_images_as_they_stand(
+def test_embeddings_of_other_views_are_not_shared_with_those_of_images_as_they_stand(
     make_learner: Callable[..., Learner], classes: ClassSet
 ) -> None:
     kept: Features = {}
-    plain, turned = (
-        TaskSource(make_learner(relation={"kind": "encoder", "turns": turns}), classes, 1, 1, kept=kept).known
-        for turns in (False, True)
+    learners = [
+        make_learner(relation={"kind": "encoder", **views}) for views in ({}, {"turns": True}, {"enlarged": 1.5})
+    ]
+    plain, turned, large = (
+        TaskSource(learner, classes, 1, 1, kept=kept).known["embeddings"] for learner in learners
     )
-    width = plain["embeddings"].shape[1]
-    assert turned["embeddings"].shape == (30, 4 * width)
-    torch.testing.assert_close(turned["embeddings"][:, :width], plain["embeddings"])
+    width = plain.shape[1]
+    assert turned.shape == (30, 4 * width) and large.shape == plain.shape
+    torch.testing.assert_close(turned[:, :width], plain)
+    assert (large - plain).abs().min() > 1e-9
+
+
+@pytest.mark.parametrize("norm", ["batch", "running"])
+@pytest.mark.parametrize("enlarged", [1.0, 1.5])
+def test_c29_embeddings_of_both_networks_are_those_of_the_two(
+    make_learner: Callable[..., Learner], classes: ClassSet, norm: str, enlarged: float
+) -> None:
+    views = {"turns": True, "enlarged": enlarged}
+
+    def learner(kind: str) -> Learner:
+        made = make_learner(net={"stem_norm": norm}, relation={"kind": kind, **views})
+        if kind != "both":
+            part = "encoder" if kind == "encoder" else "tail"
+            getattr(made.relation, part).load_state_dict(getattr(both.relation, part).state_dict())
+        return made
+
+    both = make_learner(net={"stem_norm": norm}, relation={"kind": "both", **views})
+    indices = classes.draw(2, 3, 2, 3, generator(0, "draw"))
+    images = classes.task(indices, 2, classes.pixels).support_images[0]
+    parts = [learner(kind).embed(images) for kind in ("encoder", "prototypes")]
+    torch.testing.assert_close(both.embed(images), torch.cat(parts, 1), rtol=0, atol=1e-12)
+    source = assert_logits_of_the_tasks(both, classes)
+    assert ("embeddings" in source.known) == (norm == "running")
 
 
 def test_c29_features_are_kept_in_the_order_of_the_images(

@@ -21,11 +21,15 @@ def make_relation(**changes: Any) -> RelationNetwork:
     return network
 
 
+def same(images: Tensor) -> Tensor:
+    return images
+
+
 def scores(network: RelationNetwork | PrototypeScores, task: Task, **changes: Tensor) -> Tensor:
     task = task._replace(**changes)
     seen = [task.support_images, task.query_images]
     if isinstance(network, PrototypeScores):
-        seen = [network.embed([images]) for images in seen]
+        seen = [network.embed([images], same) for images in seen]
     return network(seen[0], task.support_labels, seen[1], 3).detach()
 
 
@@ -91,14 +95,15 @@ def test_the_encoder_pools_in_two_blocks_only(size: int, expected: int) -> None:
     assert network(images, torch.tensor([0, 1]), images, 2).shape == (2, 2)
 
 
-def make_prototypes(**settings: Any) -> PrototypeScores:
+class Means(torch.nn.Module):
     """The embedding is the mean over space of each channel, shifted."""
 
-    class Means(torch.nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            return images.mean((2, 3)) + torch.tensor([0.3, -0.2], dtype=images.dtype)
+    def forward(self, images: Tensor) -> Tensor:
+        return images.mean((2, 3)) + torch.tensor([0.3, -0.2], dtype=images.dtype)
 
-    return PrototypeScores(Means(), RelationSettings(**settings))
+
+def make_prototypes(**settings: Any) -> PrototypeScores:
+    return PrototypeScores(Means(), None, RelationSettings(**settings))
 
 
 def test_scores_by_prototypes_are_the_softmax_of_scaled_cosines(make_task: Callable[..., Task]) -> None:
@@ -142,7 +147,7 @@ def test_centred_scores_are_those_of_embeddings_without_what_the_task_has_in_com
 ) -> None:
     task = make_task()
     found = scores(make_prototypes(temperature=4.0, centred=True), task)
-    every = make_prototypes().embed([torch.cat([task.support_images, task.query_images])])
+    every = make_prototypes().embed([torch.cat([task.support_images, task.query_images])], same)
     apart = every - every.sum(0) / len(every)
     apart = apart / apart.norm(dim=1, keepdim=True)
     support, query = apart[: len(task.support_images)], apart[len(task.support_images) :]
@@ -157,12 +162,38 @@ def test_views_count_alike_whatever_the_length_of_their_embeddings(make_task: Ca
 
     def logits(*views: float) -> Tensor:
         support, query = (
-            network.embed([images * size for size in views]) for images in (task.support_images, task.query_images)
+            network.embed([images * size for size in views], same)
+            for images in (task.support_images, task.query_images)
         )
         return network(support, task.support_labels, query, 3).log()
 
     mean = (logits(1.0) + logits(-3.0)) / 2
     torch.testing.assert_close(logits(1.0, -3.0), mean.log_softmax(1), rtol=0, atol=1e-12)
+
+
+def test_two_networks_stand_side_by_side_and_the_learners_own_begins_with_its_stem() -> None:
+    images = torch.randn(5, 2, 4, 4, generator=generator(0, "images"), dtype=torch.float64)
+
+    def stem(view: Tensor) -> Tensor:
+        return view.square()
+
+    views = [images, images.flip(2) + 1.0]
+    found = PrototypeScores(Means(), Means(), RelationSettings(kind="both")).embed(views, stem)
+    parts = [Means()(view) for view in (*views, *map(stem, views))]
+    expected = torch.cat([part / part.norm(dim=1, keepdim=True) for part in parts], 1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("enlarged", "side"), [(1.0, 10), (1.2, 12), (1.25, 12), (2.0, 20)])
+def test_views_are_of_enlarged_images(enlarged: float, side: int) -> None:
+    images = torch.arange(10.0).expand(2, 3, 10, 10)
+    views = PrototypeScores(None, Means(), RelationSettings(enlarged=enlarged, turns=True)).views(images)
+    assert [view.shape for view in views] == 4 * [(2, 3, side, side)]
+    assert (views[0] is images) == (enlarged == 1.0)
+    first = views[0]
+    torch.testing.assert_close(first.mean(), torch.tensor(4.5))
+    assert first[..., 0].max() == 0 and first[..., -1].min() == 9
+    torch.testing.assert_close(views[2], first.flip(2, 3))
 
 
 def test_items_are_evened_by_the_fourth_root_of_their_covariance() -> None:

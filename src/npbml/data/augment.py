@@ -141,4 +141,4 @@ def _grey(images: Tensor) -> Tensor:
 
 def quarter_turns(images: Tensor) -> list[Tensor]:
     """The images as they are, and turned by one, two and three quarters."""
-    return [images.rot90(turn, (-2, -1)) for turn in range(TURNS)]
+    return [images, *(images.rot90(turn, (-2, -1)) for turn in range(1, TURNS))]

@@ -102,7 +102,7 @@ class TaskSource:
         states = [tensor for network in frozen.networks for tensor in network.state_dict().values()]
         for tensor in (*states, learner.mean, learner.deviation):
             weights.update(tensor.cpu().numpy().tobytes())
-        seen = learner.settings.net.activation, learner.settings.relation.turns
+        seen = learner.settings.net.activation, *frozen.settings
         return name, id(self.classes.images), *seen, self.precision, weights.digest()
 
     @torch.no_grad()

@@ -23,10 +23,11 @@ class Prepared(NamedTuple):
 
 
 class Frozen(NamedTuple):
-    """A function of images that nothing changes, and the networks it is made of."""
+    """A function of images that nothing changes, the networks it is made of, and what else it depends on."""
 
     of: Callable[[Tensor], Tensor]
     networks: tuple[nn.Module, ...]
+    settings: tuple[float, ...] = ()
 
 
 class Acts(NamedTuple):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from npbml.data.augment import quarter_turns
 from npbml.data.tasks import Task
 from npbml.errors import DataError
 from npbml.learner.batches import Acts, Frozen, Prepared, one_by_one, split, stack_tasks, stacked
@@ -69,10 +68,13 @@ class Learner(nn.Module):
         if settings.relation.kind == "network":
             scores = RelationNetwork(self.images.channels, settings.relation)
         else:
-            own = settings.relation.kind == "encoder"
-            plain = encoder(for_scores(settings) if own else settings, self.images, False, False)
-            set_norm(plain, "running")
-            scores = PrototypeScores(plain if own else plain.tail, settings.relation)
+            whole = tail = None
+            if settings.relation.pretrains:
+                whole = encoder(for_scores(settings), self.images, False, False)
+            if settings.relation.asks_learner:
+                tail = encoder(settings, self.images, False, False).tail
+            scores = PrototypeScores(whole, tail, settings.relation)
+            set_norm(scores, "running")
         initialise(scores, settings.init.std, random)
         return freeze(scores)  # type: ignore[return-value]
 
@@ -144,15 +146,15 @@ class Learner(nn.Module):
     def take_pretrained(self, tensors: Mapping[str, Tensor]) -> None:
         """Start from a pre-trained encoder; the rule's own parts keep their start."""
         take_encoder(self.network, tensors)
-        if self.settings.relation.kind == "prototypes" and isinstance(self.relation, PrototypeScores):
-            tail = self.relation.encoder
+        if isinstance(self.relation, PrototypeScores) and (tail := self.relation.tail) is not None:
             tail.load_state_dict({name: tensors[f"tail.{name}"] for name in tail.state_dict()})
 
     def take_relation(self, tensors: Mapping[str, Tensor]) -> None:
         """Score by what the relation stage has trained: a relation network, or an encoder with a head."""
         if isinstance(self.relation, PrototypeScores):
             own = {n.removeprefix("network."): t for n, t in tensors.items() if n.startswith("network.")}
-            self.relation.encoder.load_state_dict(own)
+            if self.relation.encoder is not None:
+                self.relation.encoder.load_state_dict(own)
         elif self.relation is not None:
             self.relation.load_state_dict(tensors)
 
@@ -172,10 +174,10 @@ class Learner(nn.Module):
         if self.settings.net.stem_norm == "running":
             found["features"] = Frozen(self.stem, (stem,))
         if isinstance(self.relation, PrototypeScores):
-            if self.settings.relation.kind == "encoder":
-                found["embeddings"] = Frozen(self.embed, (self.relation,))
-            elif found:
-                found["embeddings"] = Frozen(self.embed, (stem, self.relation))
+            settings, asked = self.settings.relation, self.relation.tail is not None
+            if found or not asked:
+                networks = (stem, self.relation) if asked else (self.relation,)
+                found["embeddings"] = Frozen(self.embed, networks, (settings.turns, settings.enlarged))
         return found
 
     @torch.no_grad()
@@ -220,13 +222,13 @@ class Learner(nn.Module):
     def embed(self, images: Tensor, features: Tensor | None = None) -> Tensor:
         """The embeddings by which images are scored; `features` are the stem's, where they are known."""
         assert isinstance(self.relation, PrototypeScores)
-        views = quarter_turns(images) if self.settings.relation.turns else [images]
-        if self.settings.relation.kind == "encoder":
-            seen = [self._laid_out(view) for view in views]
-        else:
-            first = self.stem(images) if features is None else features
-            seen = [first, *(self.stem(view) for view in views[1:])]
-        return self.relation.embed(seen).to(self.mean.dtype)
+        seen = self._laid_out(images)
+
+        def stem(view: Tensor) -> Tensor:
+            return features if view is seen and features is not None else self.stem(view)
+
+        views = [self._laid_out(view) for view in self.relation.views(seen)]
+        return self.relation.embed(views, stem).to(self.mean.dtype)
 
     def _laid_out(self, images: Tensor) -> Tensor:
         """Images as convolutions like them best."""

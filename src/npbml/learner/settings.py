@@ -170,11 +170,18 @@ def _check_loss(settings: LearnerSettings) -> None:
             )
     if not any((loss.base, *loss.learned.values())):
         raise SettingError("loss has every term switched off: switch on loss.base or another.")
-    if loss.transductive and settings.relation.kind == "prototypes" and settings.init.source == "scratch":
-        raise SettingError(
-            "relation.kind=prototypes scores by the pre-trained encoder, and init.source=scratch has none: set "
-            "relation.kind=network or loss.transductive=false."
-        )
+    relation = settings.relation
+    if loss.transductive and relation.asks_learner:
+        if settings.init.source == "scratch":
+            raise SettingError(
+                f"relation.kind={relation.kind} scores by the pre-trained encoder, and init.source=scratch has "
+                "none: set relation.kind=network or loss.transductive=false."
+            )
+        if relation.enlarged > 1 and settings.net.embedding == "flatten":
+            raise SettingError(
+                f"relation.enlarged={relation.enlarged:g} makes an image's maps larger, and net.embedding=flatten "
+                "depends on their size: set net.embedding=mean or relation.enlarged=1."
+            )
     if loss.share and not (loss.inductive and loss.transductive):
         raise SettingError("loss.share needs both loss.inductive and loss.transductive.")
 

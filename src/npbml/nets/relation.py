@@ -3,7 +3,7 @@
 Beside it, scores from the pre-trained encoder itself, which need no network of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from npbml.data.augment import quarter_turns
 from npbml.nets.layers import ResidualBlock
 from npbml.settings import setting
 
@@ -19,25 +20,38 @@ from npbml.settings import setting
 class RelationSettings:
     """The relation network."""
 
-    kind: Literal["network", "encoder", "prototypes"] = setting("network")
+    kind: Literal["network", "encoder", "prototypes", "both"] = setting("network")
     """Scores of a relation network; or by the angles between embeddings: those of a ResNet-12 that is pre-trained
-    for this alone (encoder), or of the learner's own encoder as it was pre-trained (prototypes)."""
+    for this alone (encoder), of the learner's own encoder as it was pre-trained (prototypes), or of both side by
+    side."""
     temperature: float = setting(10.0, above=0)
-    """Of encoder and prototypes: what the cosines are multiplied by before softmax."""
+    """Of embeddings: what the cosines are multiplied by before softmax."""
+    enlarged: float = setting(1.0, low=1)
+    """Of embeddings: by what factor images are enlarged first; those of pre-training are, by their crops."""
     turns: bool = setting(False)
-    """Of encoder and prototypes: embed an image in each of its quarter turns, and take all four together."""
+    """Of embeddings: take those of an image in each of its quarter turns, all four together."""
     centred: bool = setting(False)
-    """Of encoder and prototypes: take the mean of a task's embeddings from each before angles are looked at."""
+    """Of embeddings: take the mean of a task's from each before angles are looked at."""
     evened: bool = setting(False)
-    """Of encoder and prototypes: let directions in which a task's embeddings spread widely count less."""
+    """Of embeddings: let directions in which those of a task spread widely count less."""
     rounds: int = setting(0, low=0)
-    """Of encoder and prototypes: how often the query images, by their scores, join the means of their classes."""
+    """Of embeddings: how often the query images, by their scores, join the means of their classes."""
     widths: tuple[int, ...] = setting((64, 128, 256, 512), low=1)
     """Filters of the encoder's residual blocks; the relation module has the last width."""
     pools: int = setting(2, low=0)
     """How many of the encoder's blocks pool, counted from the first."""
     combine: Literal["sum", "mean"] = setting("sum")
     """How the maps of a class's shots become one; mean makes the network independent of the shots."""
+
+    @property
+    def pretrains(self) -> bool:
+        """Whether a ResNet-12 is pre-trained to score."""
+        return self.kind in ("encoder", "both")
+
+    @property
+    def asks_learner(self) -> bool:
+        """Whether the learner's own encoder scores."""
+        return self.kind in ("prototypes", "both")
 
 
 class RelationNetwork(nn.Module):
@@ -73,20 +87,33 @@ class RelationNetwork(nn.Module):
 class PrototypeScores(nn.Module):
     """Embeddings of support and query -> softmax of the scaled cosine to each class's mean embedding.
 
-    `encoder` is a whole network, or the part of the pre-trained one that adapts in the learner, kept as it was. In
-    each of `rounds` the query items join the classes' means by their scores (soft k-means, Ren et al., 2018).
+    `encoder` is a whole network, `tail` the part of the learner's own that adapts, kept as it was pre-trained;
+    where both are there, their embeddings stand side by side. In each of `rounds` the query items join the means
+    of the classes by their scores (soft k-means, Ren et al., 2018).
     """
 
-    def __init__(self, encoder: nn.Module, settings: RelationSettings) -> None:
+    def __init__(self, encoder: nn.Module | None, tail: nn.Module | None, settings: RelationSettings) -> None:
         super().__init__()
-        self.encoder, self.settings = encoder, settings
+        self.encoder, self.tail, self.settings = encoder, tail, settings
 
-    def embed(self, views: Sequence[Tensor]) -> Tensor:
-        """What the encoder takes, [n, C, H, W], of each view of the images, to embeddings [n, views * width].
+    def views(self, images: Tensor) -> list[Tensor]:
+        """What is embedded of images, floats [n, C, H, W]; where they are not enlarged, themselves come first."""
+        if self.settings.enlarged > 1:
+            size = [round(self.settings.enlarged * side) for side in images.shape[-2:]]
+            images = F.interpolate(images, size, mode="bilinear", align_corners=False)
+        return quarter_turns(images) if self.settings.turns else [images]
 
-        Those of a view have length 1.
+    def embed(self, views: Sequence[Tensor], stem: Callable[[Tensor], Tensor]) -> Tensor:
+        """Views of images to embeddings [n, networks * views * width]; each network's of a view have length 1.
+
+        `stem` is that of the learner's network.
         """
-        return torch.cat([F.normalize(self.encoder(view), dim=1) for view in views], 1)
+        found: list[Tensor] = []
+        if self.encoder is not None:
+            found += [self.encoder(view) for view in views]
+        if self.tail is not None:
+            found += [self.tail(stem(view)) for view in views]
+        return torch.cat([F.normalize(part, dim=1) for part in found], 1)
 
     def forward(self, support: Tensor, labels: Tensor, query: Tensor, ways: int) -> Tensor:
         """embeddings support [n, width], labels [n], query [m, width] -> scores [m, ways] that sum to 1"""
