@@ -3,12 +3,15 @@
     npbml pretrain --dataset cifar-fs --protocol best --run runs/encoder
     npbml relation --run runs/encoder
     python benchmarks/choices.py --encoder runs/encoder
+    python benchmarks/choices.py --encoder runs/encoder --scores own
     python benchmarks/choices.py --table
 
 Every choice is meta-trained from the same encoder, with the settings of the protocol `best` but for what its name
 says, and compared with `base` on the same tasks of the meta-validation classes. These are not the tasks by which
-the best step is chosen. Choices can be named, and run beside each other: each writes a file of its own. Tables of
-all that is there are printed, and written beside the files as tables.md.
+the best step is chosen. The scores of `best` are nearly all that a learner reaches: with plain cosines of its own
+encoder in their place (`--scores own`, which needs no `npbml relation`), the rule shows what it is worth. Choices
+can be named, and run beside each other: each writes a file of its own. Tables of all that is there are printed,
+and written beside the files as tables.md.
 """
 
 import argparse
@@ -32,6 +35,17 @@ from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.relation import relation_trainer
 
 FULL = "npbml"
+OWN_SCORES: dict[str, Any] = {
+    "relation": {
+        "kind": "prototypes",
+        "enlarged": 1.0,
+        "turns": False,
+        "centred": False,
+        "evened": False,
+        "rounds": 0,
+    },
+    "loss": {"trust": 0.0},
+}
 
 
 def rates(**lr: float) -> dict[str, Any]:
@@ -71,7 +85,7 @@ CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "turns-0": ("scores of images as they stand alone", FULL, {"relation": {"turns": False}}),
     "evened-0": ("scores of embeddings with their directions as they are", FULL, {"relation": {"evened": False}}),
     "enlarged-1": ("scores of images in their own size", FULL, {"relation": {"enlarged": 1.0}}),
-    "relation-one": ("scores by the other encoder alone", FULL, {"relation": {"kind": "encoder"}}),
+    "relation-both": ("scores by the learner's own encoder as well", FULL, {"relation": {"kind": "both"}}),
     "trust-0": ("L^Q begins at nearly nothing", FULL, {"loss": {"trust": 0.0}}),
     "trust-1": ("L^Q begins as the cross-entropy to the scores", FULL, {"loss": {"trust": 1.0}}),
     "final-query": ("the scored prediction sees the queries alone", FULL, {"inner": {"final_batch": "query"}}),
@@ -95,8 +109,11 @@ def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CHOICES)}; all if none is given")
     made.add_argument("--encoder", type=Path, help="a run folder with both encoders")
-    made.add_argument("--out", type=Path, default=Path("results/choices"), help="the folder for the outcomes")
-    made.add_argument("--work", type=Path, default=Path("runs/choices"), help="the folder for checkpoints")
+    made.add_argument("--scores", choices=("best", "own"), default="best", help="who scores the query images")
+    made.add_argument(
+        "--out", type=Path, default=Path("results/choices"), help="a folder for the folders of outcomes"
+    )
+    made.add_argument("--work", type=Path, default=Path("runs/choices"), help="the same, for checkpoints")
     made.add_argument("--shots", type=int, default=1)
     made.add_argument("--steps", type=int, default=3000, help="meta-steps")
     made.add_argument("--validation-tasks", type=int, default=600, help="those by which a step is chosen")
@@ -114,9 +131,14 @@ def main() -> None:
             made.error("--encoder is needed: `npbml pretrain` and `npbml relation` make one")
         for name in options.names or CHOICES:
             train(name, options)
-    lines = tables([read_json(path) for path in sorted(options.out.glob("*.json"))])
+    folder = kept_in(options)
+    lines = tables([read_json(path) for path in sorted(folder.glob("*.json"))])
     print("\n".join(lines))
-    write_whole(options.out / "tables.md", ("\n".join(lines) + "\n").encode())
+    write_whole(folder / "tables.md", ("\n".join(lines) + "\n").encode())
+
+
+def kept_in(options: argparse.Namespace) -> Path:
+    return options.out / f"{options.scores}-scores"
 
 
 def train(name: str, options: argparse.Namespace) -> None:
@@ -124,7 +146,8 @@ def train(name: str, options: argparse.Namespace) -> None:
     known = read_json(options.encoder / "config.json")
     where = f"{Path(known['dataset']).name}-{known['backbone']}-{options.shots}shot"
     place = f"{where}-{options.steps}steps-{name}"
-    if (options.out / f"{place}.json").exists():
+    file = kept_in(options) / f"{place}.json"
+    if file.exists():
         return
     what, method, changes = CHOICES[name]
     steps = {"steps": options.steps, "validate_every": max(1, options.steps // 6)}
@@ -133,6 +156,8 @@ def train(name: str, options: argparse.Namespace) -> None:
     same = {"seed": known["seed"], "net": {"widths": known["net"]["widths"]}}
     engine = {"compile": options.compile, "precision": options.precision, "tasks": options.engine_tasks}
     config = override(config, {**same, "train": steps, "engine": engine})
+    if options.scores == "own":
+        config = override(config, OWN_SCORES)
     config = override(method_config(config, method), changes)
     device = choose_device(options.device)
     make_reproducible(device)
@@ -140,13 +165,13 @@ def train(name: str, options: argparse.Namespace) -> None:
     splits = {split: store.classes(split).to(device) for split in ("train", "val")}
     learner = Learner(config, image_spec(splits["train"]), config.seed)
     learner.take_pretrained(load_tensors(options.encoder / "pretrain" / "network.safetensors")[0])
-    folder, observer = options.work / place, Spoken(name)
+    folder, observer = options.work / kept_in(options).name / place, Spoken(name)
     if config.relation.kind == "network":
         relation = relation_trainer(config, splits["train"], splits["val"], device, observer.said)
         trained = _loop(folder, "relation", config.relation)
         run_loop(trained, relation, observer, {})
         learner.take_relation(load_tensors(trained.file(0))[0])
-    elif config.relation.kind == "encoder" and learner.relation is not None:
+    elif config.relation.pretrains and learner.relation is not None:
         learner.take_relation(load_tensors(options.encoder / "relation" / "relation.safetensors")[0])
     learner.to(device)
     precision = resolved(config.engine, device).precision
@@ -176,7 +201,7 @@ def train(name: str, options: argparse.Namespace) -> None:
         "curve": [[line["step"], line["validation"]] for line in lines if "validation" in line],
         "per_task": [round(value, 5) for value in per_task.tolist()],
     }
-    write_json(options.out / f"{place}.json", outcome)
+    write_json(file, outcome)
 
 
 def _loop(folder: Path, stage: str, settings: Any) -> Loop:

@@ -110,7 +110,7 @@ BEST: dict[str, Any] = {
     "loss": {"averaged": True, "target": "soft", "trust": 0.5},
     "warp": {"norm": False},
     "relation": {
-        "kind": "both",
+        "kind": "encoder",
         "enlarged": 1.2,
         "turns": True,
         "centred": True,
@@ -133,11 +133,12 @@ BEST: dict[str, Any] = {
     "test": {"tasks": 1000},
 }
 # By network, since the time of a step differs by a factor of twenty. ResNet-12 is taught, its last block keeps the
-# statistics of pre-training, and it trusts the scores less, since it knows as much itself.
+# statistics of pre-training, and it knows as much as what scores: it scores as well, and trusts the scores less.
 BEST_OF: dict[str, dict[str, Any]] = {
     "resnet12": {
         "net": {"tail_norm": "running"},
         "loss": {"trust": 0.3},
+        "relation": {"kind": "both"},
         "pretrain": {"steps": 5000, "validate_every": 1000, "taught": True},
         "train": {"steps": 450, "validate_every": 150},
     },

@@ -11,11 +11,11 @@ from torch.func import functional_call
 
 from npbml.data.tasks import Task
 from npbml.errors import DataError
-from npbml.learner.batches import Acts, Frozen, Prepared, one_by_one, split, stack_tasks, stacked
-from npbml.learner.build import begin_network, encoder, for_scores, freeze_fixed_parts, own_norms, take_encoder
+from npbml.learner.batches import Acts, Prepared, one_by_one, split, stack_tasks, stacked
+from npbml.learner.build import own_norms
+from npbml.learner.frozen import FrozenWork
 from npbml.learner.settings import ImageSpec, LearnerSettings, check_learner
-from npbml.nets.layers import Norm, freeze, initialise, set_norm
-from npbml.nets.relation import PrototypeScores, RelationNetwork
+from npbml.nets.layers import Norm, initialise
 from npbml.randomness import generator
 from npbml.rule.descend import Parameters, State, begin, inner_step
 from npbml.rule.head import Head
@@ -31,27 +31,18 @@ Fixed = dict[Any, Any] | None  # modulations that are kept for a whole task (see
 TAIL = "network.tail."  # adapted parameters are named as in `named_parameters()`
 
 
-class Learner(nn.Module):
+class Learner(FrozenWork):
     """`adapt`, `predict` and `meta_loss` of one network and rule.
 
     `parameters()` are the meta-parameters Phi = {theta, omega, phi, psi}; everything that meta-learning keeps
     frozen is a buffer. The images of a task are bytes, or floats normalised by `images.mean` and `images.std`.
     """
 
-    mean: Tensor
-    deviation: Tensor
-
     def __init__(self, settings: LearnerSettings, images: ImageSpec, seed: int = 0) -> None:
-        super().__init__()
         check_learner(settings)
-        self.settings, self.images = settings, images
-        self.register_buffer("mean", torch.tensor(images.mean)[:, None, None], persistent=False)
-        self.register_buffer("deviation", torch.tensor(images.std)[:, None, None], persistent=False)
+        super().__init__(settings, images, seed)
         self.together = True  # all tasks in one vmap; False: one after another
-        self.network = encoder(settings, images)
         self.head = Head(self.network.width, settings.outputs, settings.head, settings.warp.head)
-        begin_network(self.network, settings, generator(seed, "network"))
-        freeze_fixed_parts(self.network, settings)
         self._adapted = [name for name, _ in self.network.tail.named_parameters() if self._adapts(name)]
         self._by_step = self._names_by_step()
         start, steps = self.start(settings.outputs), settings.inner.steps
@@ -59,24 +50,6 @@ class Learner(nn.Module):
         shapes = {name: tensor.shape for name, tensor in start.items()}
         self.precondition = Precondition(settings.precondition, shapes, steps, settings.inner.lr)
         self._begin_rule(generator(seed, "rule"))
-        self.relation = self._scores(generator(seed, "relation")) if settings.loss.transductive else None
-
-    def _scores(self, random: torch.Generator) -> RelationNetwork | PrototypeScores:
-        """What scores the query items; frozen."""
-        settings = self.settings
-        scores: RelationNetwork | PrototypeScores
-        if settings.relation.kind == "network":
-            scores = RelationNetwork(self.images.channels, settings.relation)
-        else:
-            whole = tail = None
-            if settings.relation.pretrains:
-                whole = encoder(for_scores(settings), self.images, False, False)
-            if settings.relation.asks_learner:
-                tail = encoder(settings, self.images, False, False).tail
-            scores = PrototypeScores(whole, tail, settings.relation)
-            set_norm(scores, "running")
-        initialise(scores, settings.init.std, random)
-        return freeze(scores)  # type: ignore[return-value]
 
     def _begin_rule(self, random: torch.Generator) -> None:
         init = self.settings.init
@@ -143,42 +116,9 @@ class Learner(nn.Module):
         """Whether an inner step differs from another in more than its state."""
         return bool(self._by_step) or self.precondition.per_step or self.loss.adaptive is not None
 
-    def take_pretrained(self, tensors: Mapping[str, Tensor]) -> None:
-        """Start from a pre-trained encoder; the rule's own parts keep their start."""
-        take_encoder(self.network, tensors)
-        if isinstance(self.relation, PrototypeScores) and (tail := self.relation.tail) is not None:
-            tail.load_state_dict({name: tensors[f"tail.{name}"] for name in tail.state_dict()})
-
-    def take_relation(self, tensors: Mapping[str, Tensor]) -> None:
-        """Score by what the relation stage has trained: a relation network, or an encoder with a head."""
-        if isinstance(self.relation, PrototypeScores):
-            own = {n.removeprefix("network."): t for n, t in tensors.items() if n.startswith("network.")}
-            if self.relation.encoder is not None:
-                self.relation.encoder.load_state_dict(own)
-        elif self.relation is not None:
-            self.relation.load_state_dict(tensors)
-
-    def see(self, images: Tensor) -> Tensor:
-        """Images as the network takes them: bytes are normalised, floats are taken to be so already."""
-        if images.is_floating_point():
-            return images
-        return (images.to(self.mean.dtype) / 255 - self.mean) / self.deviation
-
     def over_tasks(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` of one task as a function of a batch of tasks."""
         return torch.vmap(function) if self.together else partial(one_by_one, function)
-
-    def alone(self) -> dict[str, Frozen]:
-        """What frozen networks make of an image whatever its task is: what `prepare` can be given, by name."""
-        found, stem = {}, self.network.stem
-        if self.settings.net.stem_norm == "running":
-            found["features"] = Frozen(self.stem, (stem,))
-        if isinstance(self.relation, PrototypeScores):
-            settings, asked = self.settings.relation, self.relation.tail is not None
-            if found or not asked:
-                networks = (stem, self.relation) if asked else (self.relation,)
-                found["embeddings"] = Frozen(self.embed, networks, (settings.turns, settings.enlarged))
-        return found
 
     @torch.no_grad()
     def prepare(
@@ -192,50 +132,12 @@ class Learner(nn.Module):
 
         `known` is what `alone` makes of support and query, as far as that has been computed.
         """
-        features, embeddings = ((known or {}).get(name) for name in ("features", "embeddings"))
-        settings, dtype, count = self.settings.inner, self.mean.dtype, len(task.support_images)
-        joint = torch.cat([task.support_images, task.query_images])
-        parts = {"joint": slice(None), "support": slice(count), "query": slice(count, None)}
-        wanted = settings.batch, final_batch or settings.final_batch
-        found = {  # once, where both batches are the joint one
-            name: self.stem(joint[parts[name]]) if features is None else features[parts[name]].to(dtype)
-            for name in dict.fromkeys(wanted)
-        }
-        inner, final = (found[name] for name in wanted)
-        scores = self.mean.new_zeros(len(task.query_images), 0)
-        if self.relation is not None:
-            if isinstance(self.relation, RelationNetwork):
-                seen = self.see(joint)
-            else:  # the inner batch is the joint one wherever scores are asked for
-                seen = self.embed(joint, inner) if embeddings is None else embeddings.to(dtype)
-            support, query = seen.tensor_split([count])
-            scores = self.relation(support, task.support_labels, query, outputs).to(dtype)
+        final_batch = final_batch or self.settings.inner.final_batch
+        inner, final, scores = self.seen(outputs, task, known or {}, final_batch)
+        labels = self._target(task.support_labels, outputs, self.mean.dtype)
         # Without a draw the middle of the range: of random masks, the likelier value.
         noise = self.mean.new_full((self.precondition.noise,), 0.5)
-        return Prepared(inner, final, self._target(task.support_labels, outputs, dtype), scores, noise)
-
-    def stem(self, images: Tensor) -> Tensor:
-        """What the frozen blocks make of images."""
-        # Where vmap is not compiled away, it does not know channels that come last.
-        return self.network.stem(self._laid_out(images)).to(self.mean.dtype, memory_format=torch.contiguous_format)
-
-    def embed(self, images: Tensor, features: Tensor | None = None) -> Tensor:
-        """The embeddings by which images are scored; `features` are the stem's, where they are known."""
-        assert isinstance(self.relation, PrototypeScores)
-        seen = self._laid_out(images)
-
-        def stem(view: Tensor) -> Tensor:
-            return features if view is seen and features is not None else self.stem(view)
-
-        views = [self._laid_out(view) for view in self.relation.views(seen)]
-        return self.relation.embed(views, stem).to(self.mean.dtype)
-
-    def _laid_out(self, images: Tensor) -> Tensor:
-        """Images as convolutions like them best."""
-        seen = self.see(images)
-        if seen.is_cuda and seen.shape[-1] > 1:
-            seen = seen.contiguous(memory_format=torch.channels_last)
-        return seen
+        return Prepared(inner, final, labels, scores, noise)
 
     def prepare_tasks(
         self, tasks: Task, known: Mapping[str, Tensor] | None = None, outputs: int | None = None
