@@ -34,7 +34,6 @@ SCORES: dict[str, dict[str, Any]] = {
     "and enlarged by 1.2": {**ALL, "enlarged": 1.2},
     "rounds alone": {**PLAIN, "rounds": 5},
 }
-OWN: dict[str, dict[str, Any]] = {"the run's own": {}}  # by the learner's encoder as well, where both score
 
 
 def main() -> None:
@@ -52,9 +51,9 @@ def main() -> None:
     kept: Features = {}
     rows = []
     one = {"kind": "encoder" if run.config.relation.pretrains else "prototypes"}
-    for name, changes in (SCORES | OWN).items():
-        asked = changes if name in OWN else {**one, **changes}
-        found = [accuracies(run, asked, shots, options, kept) for shots in options.shots]
+    asked = {name: {**one, **changes} for name, changes in SCORES.items()} | {"the run's own": {}}
+    for name, changes in asked.items():
+        found = [accuracies(run, changes, shots, options, kept) for shots in options.shots]
         if name == "cosines":
             first = found
         row = [name]
