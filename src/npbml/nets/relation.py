@@ -21,9 +21,8 @@ class RelationSettings:
     """The relation network."""
 
     kind: Literal["network", "encoder", "prototypes", "both"] = setting("network")
-    """Scores of a relation network; or by the angles between embeddings: those of a ResNet-12 that is pre-trained
-    for this alone (encoder), of the learner's own encoder as it was pre-trained (prototypes), or of both side by
-    side."""
+    """A relation network; or angles between embeddings of a ResNet-12 that is pre-trained to score (encoder), of
+    the learner's own encoder as it was pre-trained (prototypes), or of both side by side."""
     temperature: float = setting(10.0, above=0)
     """Of embeddings: what the cosines are multiplied by before softmax."""
     enlarged: float = setting(1.0, low=1)
