@@ -29,7 +29,7 @@ SCORES: dict[str, dict[str, Any]] = {
     "of the turns side by side": {**PLAIN, "turns": True},
     "and centred": {**PLAIN, "turns": True, "centred": True},
     "and five rounds": {**PLAIN, "turns": True, "centred": True, "rounds": 5},
-    "ten": {**PLAIN, "turns": True, "centred": True, "rounds": 10},
+    "and ten": {**PLAIN, "turns": True, "centred": True, "rounds": 10},
     "and evened": {**PLAIN, **ALL},
     "and enlarged by 1.2": {**ALL, "enlarged": 1.2},
     "rounds alone": {**PLAIN, "rounds": 5},

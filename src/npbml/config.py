@@ -27,7 +27,7 @@ class Config(LearnerSettings):
     method: str = setting("npbml")
     """The method that is trained: a name, or the file of a recipe of your own."""
     protocol: Protocol = setting("quick")
-    """Where the defaults come from: published (its authors), fast (the same, pre-trained in a tenth of the time),
+    """Where the defaults come from: published (its authors), fast (the same, pre-trained in larger batches),
     best (what did best on meta-validation), quick (minutes on two cores) or common (docs/methods.md)."""
     baselines: tuple[str, ...] = setting(("maml", "prototypes"))
     """What `npbml run` sets beside the method; with spaces or commas between."""

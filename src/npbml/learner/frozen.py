@@ -55,12 +55,11 @@ class FrozenWork(nn.Module):
 
     def take_relation(self, tensors: Mapping[str, Tensor]) -> None:
         """Score by what the relation stage has trained: a relation network, or an encoder with a head."""
-        if isinstance(self.relation, PrototypeScores):
-            own = {n.removeprefix("network."): t for n, t in tensors.items() if n.startswith("network.")}
-            if self.relation.encoder is not None:
-                self.relation.encoder.load_state_dict(own)
-        elif self.relation is not None:
+        if isinstance(self.relation, RelationNetwork):
             self.relation.load_state_dict(tensors)
+        elif self.relation is not None and self.relation.encoder is not None:
+            own = {n.removeprefix("network."): t for n, t in tensors.items() if n.startswith("network.")}
+            self.relation.encoder.load_state_dict(own)
 
     def see(self, images: Tensor) -> Tensor:
         """Images as the network takes them: bytes are normalised, floats are taken to be so already."""
@@ -80,7 +79,7 @@ class FrozenWork(nn.Module):
                 found["embeddings"] = Frozen(self.embed, networks, (settings.turns, settings.enlarged))
         return found
 
-    def seen(
+    def features_and_scores(
         self, outputs: int, task: Task, known: Mapping[str, Tensor], final_batch: str
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The stem's features of the inner and of the final batch of a task, and the scores of its query items.

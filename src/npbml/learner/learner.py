@@ -133,7 +133,7 @@ class Learner(FrozenWork):
         `known` is what `alone` makes of support and query, as far as that has been computed.
         """
         final_batch = final_batch or self.settings.inner.final_batch
-        inner, final, scores = self.seen(outputs, task, known or {}, final_batch)
+        inner, final, scores = self.features_and_scores(outputs, task, known or {}, final_batch)
         labels = self._target(task.support_labels, outputs, self.mean.dtype)
         # Without a draw the middle of the range: of random masks, the likelier value.
         noise = self.mean.new_full((self.precondition.noise,), 0.5)
