@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from npbml.data.tasks import Task
+from npbml.errors import SettingError
 from npbml.learner import Learner
 from npbml.rule.head import Head, HeadSettings
 
@@ -137,3 +138,23 @@ def test_a_value_copy_carries_no_gradient_to_w(
     assert torch.equal(expand.predict(task), value.predict(task))
     assert head_gradient(meta_gradient(expand, [task])) > 1e-3
     assert head_gradient(meta_gradient(value, [task])) == 0
+
+
+def test_a_centred_head_does_not_see_what_embeddings_have_in_common() -> None:
+    random = torch.Generator().manual_seed(0)
+    embeddings, weight, bias = (torch.randn(size, generator=random) for size in ((6, 3), (4, 3), (4,)))
+    centred, plain = (Head(3, 4, HeadSettings(centred=on)) for on in (True, False))
+    logits = centred(embeddings, weight, bias)
+    assert torch.allclose(centred(embeddings + 7.0, weight, bias), logits, atol=1e-5)
+    assert torch.allclose(plain(embeddings - embeddings.mean(0), weight, bias), logits)
+    assert not torch.allclose(plain(embeddings, weight, bias), logits, atol=1e-2)
+
+
+def test_a_centred_head_needs_the_joint_batch(
+    make_learner: Callable[..., Learner], make_task: Callable[..., Task]
+) -> None:
+    with pytest.raises(SettingError, match="it needs inner"):
+        make_learner(head={"centred": True})
+    learner = make_learner(head={"centred": True}, inner={"final_batch": "joint"})
+    with pytest.raises(SettingError, match="it needs inner"):
+        learner.predict(make_task(), "query")

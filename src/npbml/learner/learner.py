@@ -14,7 +14,7 @@ from npbml.errors import DataError
 from npbml.learner.batches import Acts, Prepared, one_by_one, split, stack_tasks, stacked
 from npbml.learner.build import own_norms
 from npbml.learner.frozen import FrozenWork
-from npbml.learner.settings import ImageSpec, LearnerSettings, check_learner
+from npbml.learner.settings import ImageSpec, LearnerSettings, check_centred, check_learner
 from npbml.nets.layers import Norm, initialise
 from npbml.randomness import generator
 from npbml.rule.descend import Parameters, State, begin, inner_step
@@ -133,6 +133,7 @@ class Learner(FrozenWork):
         `known` is what `alone` makes of support and query, as far as that has been computed.
         """
         final_batch = final_batch or self.settings.inner.final_batch
+        check_centred(self.settings, final_batch)
         inner, final, scores = self.features_and_scores(outputs, task, known or {}, final_batch)
         labels = self._target(task.support_labels, outputs, self.mean.dtype)
         # Without a draw the middle of the range: of random masks, the likelier value.

@@ -118,6 +118,7 @@ def _check_adapted(settings: LearnerSettings) -> None:
             "inner.layers=body keeps the head, and head.kind=unicorn gives every class the same one: no class "
             "could be told from another. Set head.kind=linear."
         )
+    check_centred(settings, inner.final_batch)
     if inner.layers == "head" and settings.warp.kind == "learned":
         raise SettingError(
             "warp.kind=learned preconditions the layers before it, and inner.layers=head adapts none of them: set "
@@ -129,6 +130,14 @@ def _check_adapted(settings: LearnerSettings) -> None:
         raise SettingError(f"inner.last_blocks is {inner.last_blocks}, but only {tail} blocks are not frozen.")
     if inner.nesterov and inner.momentum == 0:
         raise SettingError("inner.nesterov needs inner.momentum above 0.")
+
+
+def check_centred(settings: LearnerSettings, final_batch: str) -> None:
+    """Refuse to centre a batch of queries alone: of a single one nothing would be left."""
+    if settings.head.centred and final_batch == "query":
+        raise SettingError(
+            "head.centred takes the mean of support and query images: it needs inner.final_batch=joint."
+        )
 
 
 def _check_rule(settings: LearnerSettings) -> None:

@@ -18,6 +18,9 @@ class HeadSettings:
     """unicorn: one vector copied to every class; linear: a row of its own for each class slot."""
     copy: Literal["expand", "value"] = setting("expand")
     """expand: the copy carries gradient to the vector; value: it does not (docs/method.md, item 13)."""
+    centred: bool = setting(False)
+    """The head sees embeddings less the mean of their batch. What all images have in common tells no class from
+    another, but bounds the step that the inner loop can take."""
 
 
 class Head(nn.Module):
@@ -32,7 +35,7 @@ class Head(nn.Module):
         self.weight = nn.Parameter(torch.zeros(rows, width))
         self.bias = nn.Parameter(torch.zeros(rows))
         self.warp = nn.Parameter(torch.eye(outputs)) if warp else None
-        self.carry_gradient = settings.copy == "expand"
+        self.carry_gradient, self.centred = settings.copy == "expand", settings.centred
 
     def start(self, outputs: int) -> tuple[Tensor, Tensor]:
         """The head of a task at theta_0: weight [outputs, width] and bias [outputs]."""
@@ -41,5 +44,7 @@ class Head(nn.Module):
 
     def forward(self, embeddings: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """embeddings [n, width] -> logits [n, outputs], by the weight and bias of a task"""
+        if self.centred:
+            embeddings = embeddings - embeddings.mean(0)
         logits = F.linear(embeddings, weight, bias)
         return logits if self.warp is None else F.linear(logits, self.warp)
