@@ -15,7 +15,8 @@ from common import begin, parser, print_table
 from npbml.config import override, with_device
 from npbml.engine.device import in_precision, set_precision
 from npbml.engine.evaluate import ACCURACY
-from npbml.runs import Run, read_config
+from npbml.run_folder import read_config
+from npbml.runs import Run
 from npbml.stages.pretrain import prototype_accuracies, use_norms
 
 WAYS = {

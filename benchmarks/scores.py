@@ -20,7 +20,8 @@ from npbml.engine.evaluate import ACCURACY, evaluate
 from npbml.engine.source import Features, TaskSource
 from npbml.files import load_tensors
 from npbml.learner import Learner
-from npbml.runs import Run, read_config
+from npbml.run_folder import read_config
+from npbml.runs import Run
 
 PLAIN = {"enlarged": 1.0, "turns": False, "centred": False, "evened": False, "rounds": 0}
 ALL = {"turns": True, "centred": True, "evened": True, "rounds": 10}

@@ -25,7 +25,7 @@ from npbml.config import (
 from npbml.data.sets import NAMES
 from npbml.errors import RunError, SettingError
 from npbml.nets.network import WARP_POSITIONS
-from npbml.runs import read_config
+from npbml.run_folder import read_config
 from npbml.settings import describe, to_dict
 
 BACKBONES = tuple(name for name in WARP_POSITIONS if name != "mlp")

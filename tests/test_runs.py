@@ -547,7 +547,7 @@ def test_a_start_that_is_killed_before_the_recipe_is_kept_begins_again(
     try:
         npbml.register("mine", npbml.compose("mine", "maml", precondition={"chain": ["rates"]}))
         own = override(config, {"method": "mine"})
-        for name in ("npbml.runs.to_dict", "npbml.runs.Run._keep_recipe"):
+        for name in ("npbml.runs.to_dict", "npbml.runs.keep_recipe"):
             folder = tmp_path / name
             with monkeypatch.context() as patched:
                 patched.setattr(name, killed)

@@ -46,7 +46,8 @@ def load(run: str | Path, method: str | None = None, device: str = "auto") -> Le
     `run` is a run folder, or the name of a learner that comes with the package: `npbml.shipped()`.
     """
     from npbml.config import with_device
-    from npbml.runs import Run, read_config
+    from npbml.run_folder import read_config
+    from npbml.runs import Run
 
     folder = Path(run)
     if not folder.exists():

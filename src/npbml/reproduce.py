@@ -14,7 +14,8 @@ from npbml.errors import RunError, SettingError
 from npbml.files import read_json, write_json
 from npbml.methods import merged
 from npbml.report.paper import VARIATIONS, TableCell
-from npbml.runs import Run, read_config
+from npbml.run_folder import read_config
+from npbml.runs import Run
 from npbml.settings import describe, from_dict, to_dict
 
 

@@ -11,29 +11,19 @@
 A stage that has not ended keeps `checkpoint.safetensors` in its folder.
 """
 
-import fcntl
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import npbml
-from npbml.config import (
-    Config,
-    check_config,
-    check_method,
-    differences,
-    fingerprint,
-    method_config,
-    saved_config,
-)
+from npbml.config import Config, check_config, check_method, fingerprint, method_config
 from npbml.data.sets import open_dataset
 from npbml.data.sinusoid import Sinusoids
 from npbml.data.store import Store
@@ -49,9 +39,10 @@ from npbml.errors import RunError, SettingError
 from npbml.files import load_tensors, read_json, write_json, write_whole
 from npbml.learner import ImageSpec, Learner
 from npbml.learner.settings import image_spec
-from npbml.methods import BUILT_IN, RECIPES, Recipe, register
+from npbml.methods import RECIPES
 from npbml.nets.network import Network, smallest_image
 from npbml.records import Records
+from npbml.run_folder import begun, keep_recipe, lock, read_config
 from npbml.settings import from_dict, to_dict
 from npbml.stages.loop import Loop, Observer, read_summary, run_loop
 from npbml.stages.metatrain import MetaTrainer
@@ -102,24 +93,15 @@ class Run:
 
     def _begin(self) -> None:
         folder, config = self.folder, self.config
-        if (folder / "config.json").exists():
-            before = read_config(folder)
-            changed = differences(config, before)
-            if changed:
-                raise RunError(
-                    f"{folder} is a run with another {', '.join(changed[:4])}"
-                    f"{' and more' if len(changed) > 4 else ''}: choose another folder with --run."
-                )
+        if begun(folder, config):
             return
-        if folder.exists() and (not folder.is_dir() or _taken(folder)):
-            raise RunError(f"{folder} is there, but it is not a run folder: choose another with --run.")
         # The data set is opened, and refused, before anything is written.
         self.check_sizes([config.method, *config.baselines])
         data = "" if self.sinusoids else self.store.checksum
         write_json(folder / "environment.json", environment(config, self.device, data))
         write_json(folder / "config.json", to_dict(config))
         for name in (config.method, *config.baselines):
-            self._keep_recipe(name)
+            keep_recipe(folder, name)
 
     @property
     def sinusoids(self) -> Sinusoids | None:
@@ -202,7 +184,7 @@ class Run:
         """Meta-train a method, or go on, or do nothing where that is done."""
         config = method_config(self.config, method)
         check_method(self.config, method)
-        by_first(lambda: self._keep_recipe(method))
+        by_first(lambda: keep_recipe(self.folder, method))
 
         def trainer() -> MetaTrainer:
             learner = self._fresh_learner(config)
@@ -347,26 +329,8 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep a second process, or a second run of several, out of the folder."""
-        with by_first(self._lock) or nullcontext():
+        with by_first(lambda: lock(self.folder)) or nullcontext():
             yield
-
-    def _lock(self) -> IO[str]:
-        try:
-            file = open(self.folder / ".lock", "w")  # noqa: SIM115
-        except OSError as error:
-            raise RunError(f"{self.folder} cannot be written to: {error.strerror}.") from None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            raise RunError(f"Another process is at work in {self.folder}: wait for it, or stop it.") from None
-        return file
-
-    def _keep_recipe(self, method: str) -> None:
-        """A method of the user's own is known again wherever the folder goes."""
-        if method not in BUILT_IN and method != "prototypes":
-            recipe = RECIPES[method]
-            write_json(self.folder / method / "recipe.json", {"summary": recipe.summary, "rule": recipe.rule})
 
     def _sets(self) -> tuple[ClassSet, ClassSet]:
         return self.splits["train"], self.splits["val"]
@@ -458,34 +422,6 @@ class Run:
         )
         classes.check(self.config.ways, self.config.shots, self.config.queries)
         return classes.to(self.device)
-
-
-def read_config(folder: Path) -> Config:
-    """The configuration that a run folder was made with."""
-    path = folder / "config.json"
-    if not path.exists():
-        raise RunError(f"{folder} is not a run folder: it has no config.json.")
-    _register_recipes(folder)
-    data = read_json(path)
-    try:
-        return saved_config(data)
-    except (TypeError, SettingError) as error:
-        raise RunError(f"{path} is damaged or of another version of npbml: {error}") from None
-
-
-def _register_recipes(folder: Path) -> None:
-    """Know the methods of the user's own that a run was made with."""
-    for path in folder.glob("*/recipe.json"):
-        name, known = path.parent.name, read_json(path)
-        if name in RECIPES and json.loads(json.dumps(RECIPES[name].rule)) != known["rule"]:
-            raise RunError(f"{path} is another recipe than the {name} given now: give yours another name.")
-        register(name, Recipe(known["summary"], known["rule"]))
-
-
-def _taken(folder: Path) -> bool:
-    """Whether a folder has more in it than a start that was killed leaves behind."""
-    left = {"environment.json", ".environment.json.part", ".config.json.part"}
-    return any(path.name not in left for path in folder.iterdir())
 
 
 def _load(take: Callable[[dict[str, Tensor]], object], tensors: dict[str, Tensor], path: Path) -> None:

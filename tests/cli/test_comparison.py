@@ -13,7 +13,8 @@ from PIL import Image
 
 from npbml.cli.comparison import compared, read_comparison
 from npbml.methods import BUILT_IN
-from npbml.runs import Run, read_config
+from npbml.run_folder import read_config
+from npbml.runs import Run
 from npbml.stages.loop import Stopped
 
 Npbml = Callable[..., Any]

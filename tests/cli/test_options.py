@@ -10,7 +10,7 @@ import pytest
 from npbml import cli
 from npbml.cli.options import read_configuration
 from npbml.config import Config, method_config
-from npbml.runs import read_config
+from npbml.run_folder import read_config
 
 Npbml = Callable[..., Any]
 

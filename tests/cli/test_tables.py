@@ -14,7 +14,7 @@ import pytest
 
 from npbml.data.store import ClassEntry, Store
 from npbml.report.paper import paper_tables
-from npbml.runs import read_config
+from npbml.run_folder import read_config
 from npbml.stages.metatrain import MetaTrainer
 
 Npbml = Callable[..., Any]

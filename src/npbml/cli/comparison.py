@@ -18,7 +18,8 @@ from npbml.files import write_json
 from npbml.methods import BUILT_IN, RECIPES, find_recipe
 from npbml.report.comparison import comparison_rows, comparison_table
 from npbml.report.terminal import Terminal
-from npbml.runs import Run, read_config
+from npbml.run_folder import read_config
+from npbml.runs import Run
 from npbml.settings import setting
 
 # What decides the test tasks: methods with another of these cannot be compared task by task.

@@ -20,7 +20,7 @@ from npbml.config import (
     refuse_contradiction,
 )
 from npbml.errors import SettingError
-from npbml.runs import read_config
+from npbml.run_folder import read_config
 from npbml.settings import describe, setting
 
 T = TypeVar("T")

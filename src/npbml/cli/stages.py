@@ -11,7 +11,8 @@ from npbml.engine.device import describe_device
 from npbml.engine.distributed import by_first, check_share
 from npbml.errors import RunError, SettingError
 from npbml.report.terminal import Terminal, results_table, task_words
-from npbml.runs import Run, read_config
+from npbml.run_folder import read_config
+from npbml.runs import Run
 
 
 def run(arguments: list[str]) -> None:
