@@ -3,15 +3,14 @@
     npbml pretrain --dataset cifar-fs --protocol best --run runs/encoder
     npbml relation --run runs/encoder
     python benchmarks/choices.py --encoder runs/encoder
-    python benchmarks/choices.py --encoder runs/encoder --scores own
+    python benchmarks/choices.py --encoder runs/encoder --protocol plain
     python benchmarks/choices.py --table
 
-Every choice is meta-trained from the same encoder, with the settings of the protocol `best` but for what its name
-says, and compared with `base` on the same tasks of the meta-validation classes. These are not the tasks by which
-the best step is chosen. The scores of `best` are nearly all that a learner reaches: with plain cosines of its own
-encoder in their place (`--scores own`, which needs no `npbml relation`), the rule shows what it is worth. Choices
-can be named, and run beside each other: each writes a file of its own. Tables of all that is there are printed,
-and written beside the files as tables.md.
+Every choice is meta-trained from the same encoder, with the settings of the protocol but for what its name says,
+and compared with `base` on the same tasks of the meta-validation classes. These are not the tasks by which the
+best step is chosen. The scores of `best` are nearly all that a learner reaches: with those of `plain`, which needs
+no `npbml relation`, the rule shows what it is worth. Choices can be named, and run beside each other: each writes
+a file of its own. Tables of all that is there are printed, and written beside the files as tables.md.
 """
 
 import argparse
@@ -35,17 +34,6 @@ from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.relation import relation_trainer
 
 FULL = "npbml"
-OWN_SCORES: dict[str, Any] = {
-    "relation": {
-        "kind": "prototypes",
-        "enlarged": 1.0,
-        "turns": False,
-        "centred": False,
-        "evened": False,
-        "rounds": 0,
-    },
-    "loss": {"trust": 0.0},
-}
 
 
 def rates(**lr: float) -> dict[str, Any]:
@@ -54,7 +42,7 @@ def rates(**lr: float) -> dict[str, Any]:
 
 # name: what it is, the method, and what it changes in the settings of the protocol
 CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "base": ("the protocol best", FULL, {}),
+    "base": ("the protocol as it is", FULL, {}),
     "rounding": ("the same, rounded in another way: TF32", FULL, {"engine": {"precision": "tf32"}}),
     "no-film": ("without FiLM", "npbml-4", {}),
     "no-warp": ("without the warp", FULL, {"warp": {"kind": "none"}}),
@@ -86,6 +74,7 @@ CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "evened-0": ("scores of embeddings with their directions as they are", FULL, {"relation": {"evened": False}}),
     "enlarged-1": ("scores of images in their own size", FULL, {"relation": {"enlarged": 1.0}}),
     "relation-both": ("scores by the learner's own encoder as well", FULL, {"relation": {"kind": "both"}}),
+    "centred-head": ("the head sees embeddings less their mean", FULL, {"head": {"centred": True}}),
     "trust-0": ("L^Q begins at nearly nothing", FULL, {"loss": {"trust": 0.0}}),
     "trust-1": ("L^Q begins as the cross-entropy to the scores", FULL, {"loss": {"trust": 1.0}}),
     "final-query": ("the scored prediction sees the queries alone", FULL, {"inner": {"final_batch": "query"}}),
@@ -109,7 +98,7 @@ def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(CHOICES)}; all if none is given")
     made.add_argument("--encoder", type=Path, help="a run folder with both encoders")
-    made.add_argument("--scores", choices=("best", "own"), default="best", help="who scores the query images")
+    made.add_argument("--protocol", choices=("best", "plain"), default="best")
     made.add_argument(
         "--out", type=Path, default=Path("results/choices"), help="a folder for the folders of outcomes"
     )
@@ -138,7 +127,7 @@ def main() -> None:
 
 
 def kept_in(options: argparse.Namespace) -> Path:
-    return options.out / f"{options.scores}-scores"
+    return options.out / options.protocol
 
 
 def train(name: str, options: argparse.Namespace) -> None:
@@ -152,12 +141,10 @@ def train(name: str, options: argparse.Namespace) -> None:
     what, method, changes = CHOICES[name]
     steps = {"steps": options.steps, "validate_every": max(1, options.steps // 6)}
     steps["validation_tasks"] = options.validation_tasks
-    config = preset("best", known["dataset"], known["backbone"], method, options.shots)
+    config = preset(options.protocol, known["dataset"], known["backbone"], method, options.shots)
     same = {"seed": known["seed"], "net": {"widths": known["net"]["widths"]}}
     engine = {"compile": options.compile, "precision": options.precision, "tasks": options.engine_tasks}
     config = override(config, {**same, "train": steps, "engine": engine})
-    if options.scores == "own":
-        config = override(config, OWN_SCORES)
     config = override(method_config(config, method), changes)
     device = choose_device(options.device)
     make_reproducible(device)

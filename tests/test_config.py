@@ -14,6 +14,7 @@ from npbml.config import (
     PROTOCOLS,
     Config,
     check_config,
+    check_method,
     differences,
     fingerprint,
     override,
@@ -24,6 +25,7 @@ from npbml.config import (
 )
 from npbml.data.sets import NAMES
 from npbml.errors import RunError, SettingError
+from npbml.methods import RECIPES
 from npbml.nets.network import WARP_POSITIONS
 from npbml.run_folder import read_config
 from npbml.settings import describe, to_dict
@@ -103,9 +105,20 @@ def test_a_plain_run_is_the_quick_protocol_on_glyphs() -> None:
     assert quick.inner == published.inner and quick.warp == published.warp and quick.film == published.film
 
 
+@pytest.mark.parametrize("backbone", ["conv4", "resnet12"])
+def test_plain_is_best_but_for_its_scores(backbone: str) -> None:
+    best, plain = (preset(protocol, "mini-imagenet", backbone) for protocol in ("best", "plain"))
+    scores = {f"relation.{name}" for name in ("kind", "enlarged", "turns", "centred", "evened", "rounds")}
+    taught = {"pretrain.taught"} if backbone == "resnet12" else set()
+    assert set(differences(best, plain)) == {"protocol", "loss.trust", *scores, *taught}
+    for method in RECIPES:
+        check_method(best, method)
+        check_method(plain, method)
+
+
 def test_an_unknown_protocol_is_refused() -> None:
     with pytest.raises(
-        SettingError, match="protocol takes one of published, fast, best, quick, common, not 'slow'"
+        SettingError, match="protocol takes one of published, fast, best, plain, quick, common, not 'slow'"
     ):
         preset("slow")
 

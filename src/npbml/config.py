@@ -15,7 +15,7 @@ from npbml.methods import Cell, Recipe, compose, find_recipe, merged, register
 from npbml.settings import check, describe, from_dict, group, setting, to_dict
 from npbml.stages.settings import PretrainSettings, RelationStageSettings, TestSettings, TrainSettings
 
-Protocol = Literal["published", "fast", "best", "quick", "common"]
+Protocol = Literal["published", "fast", "best", "plain", "quick", "common"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Config(LearnerSettings):
     """The method that is trained: a name, or the file of a recipe of your own."""
     protocol: Protocol = setting("quick")
     """Where the defaults come from: published (its authors), fast (the same, pre-trained in larger batches),
-    best (what did best on meta-validation), quick (minutes on two cores) or common (docs/methods.md)."""
+    best (what did best on meta-validation), plain (the same, query images scored by the learner's own encoder),
+    quick (minutes on two cores) or common (docs/methods.md)."""
     baselines: tuple[str, ...] = setting(("maml", "prototypes"))
     """What `npbml run` sets beside the method; with spaces or commas between."""
     shots: int = setting(1, low=1)
@@ -92,10 +93,10 @@ QUICK: dict[str, Any] = {
     },
     "test": {"tasks": 1000},
 }
-# A quarter of the images of the published pre-training, in larger batches at ten times the rate.
+# Less than a fifth of the images of the published pre-training, in larger batches at ten times the rate.
 FAST: dict[str, Any] = {
     "pretrain": {
-        "steps": 12_000,
+        "steps": 9000,
         "batch": 512,
         "lr": 0.1,
         "schedule": "onecycle",
@@ -119,7 +120,7 @@ BEST: dict[str, Any] = {
         "steps": 5000,
         "validate_every": 1000,
     },
-    "pretrain": {"warp": False, "turns": True, "augment": {"crop_scale_low": 0.5}},
+    "pretrain": {"steps": 12_000, "warp": False, "turns": True, "augment": {"crop_scale_low": 0.5}},
     "train": {
         "steps": 3000,
         "meta_batch": 4,
@@ -133,14 +134,20 @@ BEST: dict[str, Any] = {
     "test": {"tasks": 1000},
 }
 # By network, since the time of a step differs by a factor of twenty. ResNet-12 is taught, its last block keeps the
-# statistics of pre-training, and it knows as much as what scores: it scores as well, and trusts the scores less.
+# statistics of pre-training, and it knows as much as what scores: it scores as well. It solves its meta-training
+# tasks from the start, so that there is little to learn, and only at small rates.
 BEST_OF: dict[str, dict[str, Any]] = {
     "resnet12": {
         "net": {"tail_norm": "running"},
-        "loss": {"trust": 0.3},
+        "head": {"centred": True},
+        "loss": {"trust": 2.0},
         "relation": {"kind": "both"},
         "pretrain": {"steps": 5000, "validate_every": 1000, "taught": True},
-        "train": {"steps": 450, "validate_every": 150},
+        "train": {
+            "steps": 450,
+            "lr": {"theta": 1e-6, "omega": 1e-5, "phi": 3e-4, "psi": 1e-5},
+            "validate_every": 150,
+        },
     },
 }
 # At 84x84, where a step takes six times as long.
@@ -149,10 +156,25 @@ BEST_LARGE: dict[str, dict[str, Any]] = {
     "conv4": {"pretrain": {"steps": 8000}, **LARGE_SCORES},
     "resnet12": LARGE_SCORES,
 }
+# The scores of `best` are nearly all that a learner reaches with them, and need all query images of a task. With
+# cosines of its own embeddings as they are in their place, the rule shows what it is worth by itself.
+PLAIN: dict[str, Any] = {
+    "relation": {
+        "kind": "prototypes",
+        "enlarged": 1.0,
+        "turns": False,
+        "centred": False,
+        "evened": False,
+        "rounds": 0,
+    },
+    "loss": {"trust": 0.0},
+    "pretrain": {"taught": False},
+}
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "published": {},
     "fast": FAST,
     "best": merged(FAST, BEST),
+    "plain": merged(FAST, BEST),
     "quick": QUICK,
     # A head with a row for each class, since some methods do not adapt it. The batch norm that follows NPBML's
     # warp belongs to the network here: all have it, and every method starts from the same function of the images.
@@ -202,10 +224,12 @@ def preset(
     tables = [PROTOCOLS[protocol]]
     if protocol == "published" and backbone == "resnet12" and dataset in SMALL:
         tables.append({"pretrain": {"weight_decay": 0.01}})
-    if protocol == "best":
+    if protocol in ("best", "plain"):
         tables.append(BEST_OF.get(backbone, {}))
         if dataset in LARGE:
             tables.append(BEST_LARGE.get(backbone, {}))
+    if protocol == "plain":
+        tables.append(PLAIN)
     if protocol in ("published", "fast"):
         tables.append(find_recipe(method).published(Cell(dataset, backbone, shots)))
     if dataset in MIRRORED:

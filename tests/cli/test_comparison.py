@@ -151,7 +151,10 @@ REFUSED: list[tuple[str, str]] = [
     ("--methods maml,maml++ --inner.test-steps 9", "maml++: rates is learned for each of inner.steps=2 steps"),
     ("--methods maml,metal --inner.batch support", "metal: The method metal sets inner.batch=joint"),
     ("--methods npbml,maml --inner.batch support", "npbml: npbml: inner.batch=support leaves the query images"),
-    ("--methods maml,npbml --protocol slow", "takes one of published, fast, best, quick, common, not 'slow'"),
+    (
+        "--methods maml,npbml --protocol slow",
+        "takes one of published, fast, best, plain, quick, common, not 'slow'",
+    ),
     ("--methods maml --frobnicate 3", "--frobnicate"),
     (
         "--methods maml,npbml --relation.widths 2 2 2 --relation.pools 3",
