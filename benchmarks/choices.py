@@ -25,7 +25,7 @@ from npbml.data.sets import open_dataset
 from npbml.engine.device import choose_device, make_reproducible
 from npbml.engine.evaluate import ACCURACY, evaluate, learner_answers
 from npbml.engine.settings import resolved
-from npbml.engine.source import TaskSource
+from npbml.engine.source import Features, TaskSource
 from npbml.files import load_tensors, read_json, write_json, write_whole
 from npbml.learner import Learner
 from npbml.learner.settings import image_spec
@@ -118,8 +118,9 @@ def main() -> None:
     if not options.table:
         if options.encoder is None:
             made.error("--encoder is needed: `npbml pretrain` and `npbml relation` make one")
+        shared = Shared(options)
         for name in options.names or CHOICES:
-            train(name, options)
+            train(name, options, shared)
     folder = kept_in(options)
     lines = tables([read_json(path) for path in sorted(folder.glob("*.json"))])
     print("\n".join(lines))
@@ -130,9 +131,21 @@ def kept_in(options: argparse.Namespace) -> Path:
     return options.out / options.protocol
 
 
-def train(name: str, options: argparse.Namespace) -> None:
+class Shared:
+    """What the choices have in common: the encoder's settings, the images, and the frozen work on them."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.known: dict[str, Any] = read_json(options.encoder / "config.json")
+        self.device = choose_device(options.device)
+        make_reproducible(self.device)
+        store = open_dataset(self.known["dataset"])
+        self.splits = {split: store.classes(split).to(self.device) for split in ("train", "val")}
+        self.kept: Features = {}
+
+
+def train(name: str, options: argparse.Namespace, shared: Shared) -> None:
     """Meta-train a choice and write how accurate it is on each meta-validation task."""
-    known = read_json(options.encoder / "config.json")
+    known, device, splits = shared.known, shared.device, shared.splits
     where = f"{Path(known['dataset']).name}-{known['backbone']}-{options.shots}shot"
     place = f"{where}-{options.steps}steps-{name}"
     file = kept_in(options) / f"{place}.json"
@@ -146,10 +159,6 @@ def train(name: str, options: argparse.Namespace) -> None:
     engine = {"compile": options.compile, "precision": options.precision, "tasks": options.engine_tasks}
     config = override(config, {**same, "train": steps, "engine": engine})
     config = override(method_config(config, method), changes)
-    device = choose_device(options.device)
-    make_reproducible(device)
-    store = open_dataset(config.dataset)
-    splits = {split: store.classes(split).to(device) for split in ("train", "val")}
     learner = Learner(config, image_spec(splits["train"]), config.seed)
     learner.take_pretrained(load_tensors(options.encoder / "pretrain" / "network.safetensors")[0])
     folder, observer = options.work / kept_in(options).name / place, Spoken(name)
@@ -163,7 +172,8 @@ def train(name: str, options: argparse.Namespace) -> None:
     learner.to(device)
     precision = resolved(config.engine, device).precision
     sources = {
-        split: TaskSource(learner, splits[split], config.shots, config.queries, precision) for split in splits
+        split: TaskSource(learner, classes, config.shots, config.queries, precision, shared.kept)
+        for split, classes in splits.items()
     }
     trainer = MetaTrainer(config, learner, sources["train"], sources["val"], observer.said)
     loop = _loop(folder, "train", config.train)

@@ -3,10 +3,14 @@
     npbml relation --dataset cifar-fs --protocol best --run runs/encoder
     npbml pretrain --run runs/encoder
     python benchmarks/scores.py runs/encoder
+    python benchmarks/scores.py runs/encoder --trust 0.5 1 2
 
 The accuracy of the highest score on tasks of the meta-validation classes: of cosines of one network's embeddings
 as they are, of those in which a step towards the protocol `best` is taken after another, and of the run's own
 settings, by which two networks may score. With relation.kind=prototypes the network is the learner's own.
+
+With `--trust`, also what the run's learner makes of its scores before it is meta-trained, by how much it trusts
+them (loss.trust), with embeddings as they are and centred (head.centred), against the scores themselves.
 """
 
 from pathlib import Path
@@ -16,7 +20,7 @@ from common import begin, parser, print_table
 from torch import Tensor
 
 from npbml.config import method_config, override, with_device
-from npbml.engine.evaluate import ACCURACY, evaluate
+from npbml.engine.evaluate import ACCURACY, evaluate, learner_answers
 from npbml.engine.source import Features, TaskSource
 from npbml.files import load_tensors
 from npbml.learner import Learner
@@ -44,46 +48,65 @@ def main() -> None:
     made.add_argument("--tasks", type=int, default=600)
     made.add_argument("--split", choices=("train", "val", "test"), default="val")
     made.add_argument("--precision", choices=("float32", "tf32", "bfloat16"), default="float32")
+    made.add_argument("--trust", type=float, nargs="+", default=[], help="values of loss.trust")
     options = made.parse_args()
     begin(options)
     run = Run(options.run, with_device(read_config(options.run), options.device))
     if run.config.relation.kind == "network":
         raise SystemExit("relation.kind=network has no embeddings: set relation.kind=encoder, prototypes or both.")
     kept: Features = {}
-    rows = []
+
+    def found(settings: dict[str, Any], score: bool) -> list[Tensor]:
+        return [accuracies(run, settings, score, shots, options, kept) for shots in options.shots]
+
     one = {"kind": "encoder" if run.config.relation.pretrains else "prototypes"}
-    asked = {name: {**one, **changes} for name, changes in SCORES.items()} | {"the run's own": {}}
-    for name, changes in asked.items():
-        found = [accuracies(run, changes, shots, options, kept) for shots in options.shots]
-        if name == "cosines":
-            first = found
-        row = [name]
-        for own, start in zip(found, first, strict=True):
-            total, apart = ACCURACY.over(own), ACCURACY.over(own - start)
-            row.append(f"{total.mean:.2f} ± {total.ci95:.2f}")
-            row.append(f"{apart.mean:+.2f} ± {apart.ci95:.2f}" if found is not first else "")
-        rows.append(row)
+    alone = {name: found({"relation": {**one, **changes}}, True) for name, changes in SCORES.items()}
+    alone["the run's own"] = own = found({}, True)
     print(f"{run.config.dataset}, {options.tasks} tasks of the {options.split} classes\n")
-    headings = [words for shots in options.shots for words in (f"{shots}-shot, %", "to cosines")]
-    print_table(["scores", *headings], rows)
+    show("scores", alone, "cosines", alone["cosines"], options.shots)
+    if options.trust:
+        learners = {
+            f"trust {trust:g}{', centred' if centred else ''}": found(
+                {"loss": {"trust": trust}, "head": {"centred": centred}, "inner": {"final_batch": "joint"}}, False
+            )
+            for trust in options.trust
+            for centred in (False, True)
+        }
+        print(f"\n{run.config.backbone} before meta-training, with the run's own scores\n")
+        show("learner", learners, "its scores", own, options.shots)
 
 
-def accuracies(run: Run, changes: dict[str, Any], shots: int, options: Any, kept: Features) -> Tensor:
-    """Of each task, by its scores alone: [tasks]"""
-    config = method_config(override(run.config, {"relation": changes, "shots": shots}), "npbml")
+def show(what: str, rows: dict[str, list[Tensor]], other: str, base: list[Tensor], shots: list[int]) -> None:
+    """A table of accuracies for each number of shots, with paired differences to `base`."""
+    table = []
+    for name, found in rows.items():
+        row = [name]
+        for mine, first in zip(found, base, strict=True):
+            total, apart = ACCURACY.over(mine), ACCURACY.over(mine - first)
+            row.append(f"{total.mean:.2f} ± {total.ci95:.2f}")
+            row.append(f"{apart.mean:+.2f} ± {apart.ci95:.2f}" if found is not base else "")
+        table.append(row)
+    print_table([what, *(words for count in shots for words in (f"{count}-shot, %", f"to {other}"))], table)
+
+
+def accuracies(
+    run: Run, settings: dict[str, Any], score: bool, shots: int, options: Any, kept: Features
+) -> Tensor:
+    """Of each task, by the scores alone or by the learner before meta-training: [tasks]"""
+    config = method_config(override(run.config, {**settings, "shots": shots}), "npbml")
     learner = Learner(config, run.images, config.seed)
     if config.relation.pretrains:
         learner.take_relation(load_tensors(run.folder / "relation" / "relation.safetensors")[0])
-    if config.relation.asks_learner:
+    if config.relation.asks_learner or not score:
         learner.take_pretrained(load_tensors(run.folder / "pretrain" / "network.safetensors")[0])
-    source = TaskSource(
-        learner.to(run.device), run.splits[options.split], shots, config.queries, options.precision, kept
-    )
+    learner.to(run.device).together = run.device.type == "cuda" and config.backbone == "conv4"
+    source = TaskSource(learner, run.splits[options.split], shots, config.queries, options.precision, kept)
 
-    def answer(indices: Tensor) -> tuple[Tensor, Tensor]:
+    def by_scores(indices: Tensor) -> tuple[Tensor, Tensor]:
         prepared, labels = source.prepare(indices)
         return prepared.scores, labels
 
+    answer = by_scores if score else learner_answers(learner, source)
     purpose = "test" if options.split == "test" else "validation"
     return evaluate(answer, source.draw, options.tasks, config.test.together, config.seed, purpose)
 
