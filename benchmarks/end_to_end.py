@@ -55,19 +55,23 @@ def main() -> None:
         for stage, steps in stages.items()
     ]
     print_table(headings, table)
+    name = f"end-to-end-{options.protocol}-{Path(options.dataset).name}-{device.type}"
+    save(options.out, name, result, lambda figure: draw(figure, result))
 
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        left = dict.fromkeys(names, 0.0)
-        for stage in [stage for stage in stages if stage != "whole"]:
-            widths = [seconds[name].get(stage) or 0.0 for name in names]
-            axes.barh(names, widths, left=list(left.values()), label=stage)
-            left = {name: left[name] + width for name, width in zip(names, widths, strict=True)}
-        axes.set_xlabel("seconds")
-        axes.set_title(f"{title}\n{result['device']}", fontsize=10)
-        axes.legend(fontsize=8)
 
-    save(options.out, f"end-to-end-{options.protocol}-{Path(options.dataset).name}-{device.type}", result, draw)
+def draw(figure: Any, result: dict[str, Any]) -> None:
+    """Every run as a bar of its stages."""
+    runs = result["runs"]
+    figure.set_size_inches(8, 1.6 + 0.6 * len(runs))
+    axes = figure.subplots()
+    left = dict.fromkeys(runs, 0.0)
+    for stage in [row["stage"] for row in next(iter(runs.values())) if row["stage"] != "whole"]:
+        widths = [sum(row["seconds"] for row in rows if row["stage"] == stage) for rows in runs.values()]
+        axes.barh(list(runs), widths, left=list(left.values()), height=0.6, label=stage)
+        left = {name: left[name] + width for name, width in zip(runs, widths, strict=True)}
+    axes.set_xlabel("seconds")
+    axes.set_title(f"{result['title']}\n{result['device']}", fontsize=10)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
 
 
 def timed_run(folder: Path, arguments: list[str], environment: dict[str, str]) -> list[dict[str, Any]]:
