@@ -161,7 +161,7 @@ def train(name: str, options: argparse.Namespace, shared: Shared) -> None:
     config = override(method_config(config, method), changes)
     learner = Learner(config, image_spec(splits["train"]), config.seed)
     learner.take_pretrained(load_tensors(options.encoder / "pretrain" / "network.safetensors")[0])
-    folder, observer = options.work / kept_in(options).name / place, Spoken(name)
+    folder, observer = options.work / options.protocol / place, Spoken(name)
     if config.relation.kind == "network":
         relation = relation_trainer(config, splits["train"], splits["val"], device, observer.said)
         trained = _loop(folder, "relation", config.relation)

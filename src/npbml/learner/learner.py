@@ -71,6 +71,8 @@ class Learner(FrozenWork):
     def predict(self, task: Task, final_batch: str | None = None) -> Tensor:
         """Query logits [query, ways] after adaptation; `final_batch` overrides inner.final_batch."""
         outputs = self._check_task(task)
+        if final_batch is not None:
+            check_centred(self.settings, final_batch)
         return self.logits(self.prepare(outputs, task, final_batch=final_batch))
 
     def meta_loss(self, tasks: Task | Sequence[Task], progress: float = 1.0) -> Tensor:
@@ -133,7 +135,6 @@ class Learner(FrozenWork):
         `known` is what `alone` makes of support and query, as far as that has been computed.
         """
         final_batch = final_batch or self.settings.inner.final_batch
-        check_centred(self.settings, final_batch)
         inner, final, scores = self.features_and_scores(outputs, task, known or {}, final_batch)
         labels = self._target(task.support_labels, outputs, self.mean.dtype)
         # Without a draw the middle of the range: of random masks, the likelier value.
