@@ -75,6 +75,11 @@ CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "enlarged-1": ("scores of images in their own size", FULL, {"relation": {"enlarged": 1.0}}),
     "relation-both": ("scores by the learner's own encoder as well", FULL, {"relation": {"kind": "both"}}),
     "centred-head": ("the head sees embeddings less their mean", FULL, {"head": {"centred": True}}),
+    "centred-trust": (
+        "the same, and L^Q begins as four times the cross-entropy to the scores",
+        FULL,
+        {"head": {"centred": True}, "loss": {"trust": 4.0}},
+    ),
     "trust-0": ("L^Q begins at nearly nothing", FULL, {"loss": {"trust": 0.0}}),
     "trust-1": ("L^Q begins as the cross-entropy to the scores", FULL, {"loss": {"trust": 1.0}}),
     "final-query": ("the scored prediction sees the queries alone", FULL, {"inner": {"final_batch": "query"}}),
