@@ -172,15 +172,15 @@ def item_losses(learner: Learner, true: Tensor, rival: Tensor) -> dict[str, Tens
     losses = {"base": base}
     if loss.inductive is not None:
         losses["support"] = _each(loss.inductive, loss.items(logits, labels, base)) + loss.settings.base * base
-    if loss.transductive is not None:
+    if loss.of_queries is not None:
         scores = 0.05 + 0.9 * labels
         items = loss.items(logits, scores, cross_entropy(logits, loss.target(scores)))
-        losses["query"] = _each(loss.transductive, items)
+        losses["query"] = _each(loss.of_queries, items)
     return losses
 
 
 def _learns_loss(learner: Learner) -> bool:
-    return learner.loss.inductive is not None or learner.loss.transductive is not None
+    return learner.loss.inductive is not None or learner.loss.of_queries is not None
 
 
 def _each(network: LossNetwork, items: Tensor) -> Tensor:

@@ -103,9 +103,8 @@ class LearnedLoss(nn.Module):
             return LossNetwork(inputs, settings.hidden, settings.film, settings.activation)
 
         self.inductive = network(2 * outputs + 1) if settings.inductive else None
-        self.transductive = None
-        if settings.transductive:
-            self.transductive = self.inductive if settings.share else network(2 * outputs + 1)
+        own = settings.transductive and not settings.share
+        self.transductive = network(2 * outputs + 1) if own else None
         self.trust: nn.Parameter | None = None
         if settings.transductive and settings.trust:
             self.trust = nn.Parameter(torch.tensor(settings.trust))
@@ -114,10 +113,15 @@ class LearnedLoss(nn.Module):
         self.adaptive = AdaptiveLosses(outputs, tensors, steps, *sides) if any(sides) else None
         self.critic = Critic(outputs) if settings.critic_steps else None
 
+    @property
+    def of_queries(self) -> LossNetwork | None:
+        """The network of L^Q. One that is shared has one name: of two, compiled code keeps an old value."""
+        return self.inductive if self.settings.transductive and self.settings.share else self.transductive
+
     def begin(self, std: float, generator: torch.Generator, uniform_bias: bool = False) -> None:
         """The start of every network."""
         for part in (self.inductive, self.transductive, self.regulariser):
-            if part is not None and not (part is self.transductive and self.settings.share):
+            if part is not None:
                 initialise(part, std, generator, uniform_bias)
         for other in (self.adaptive, self.critic):
             if other is not None:
@@ -139,9 +143,9 @@ class LearnedLoss(nn.Module):
             terms["base"] = base.mean()
         if self.inductive is not None:
             terms["inductive"] = self.inductive(self.items(support, labels, base))
-        if self.transductive is not None:
+        if self.of_queries is not None:
             apart = cross_entropy(query, self.target(scores))
-            terms["transductive"] = self.transductive(self.items(query, scores, apart))
+            terms["transductive"] = self.of_queries(self.items(query, scores, apart))
             if self.trust is not None:
                 terms["transductive"] = terms["transductive"] + self.trust * apart.mean()
         if self.regulariser is not None:
