@@ -25,6 +25,7 @@ from npbml.config import method_config, override, preset
 from npbml.data.tasks import Task
 from npbml.engine.capture import first_line
 from npbml.engine.device import choose_device, describe_device, in_precision, small_workspace
+from npbml.engine.evaluate import ACCURACY
 from npbml.engine.metastep import MetaStep, Work
 from npbml.engine.settings import EngineSettings, resolved
 from npbml.learner import ImageSpec, Learner, Prepared
@@ -393,6 +394,21 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[float | int | s
             cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         )
         print("  ".join([first, *others]).rstrip(), flush=True)
+
+
+def print_accuracies(
+    what: str, rows: dict[str, list[Tensor]], other: str, base: list[Tensor], shots: Sequence[int]
+) -> None:
+    """A table of accuracies for each number of shots, with paired differences to `base`."""
+    table = []
+    for name, found in rows.items():
+        row = [name]
+        for mine, first in zip(found, base, strict=True):
+            total, apart = ACCURACY.over(mine), ACCURACY.over(mine - first)
+            row.append(f"{total.mean:.2f} ± {total.ci95:.2f}")
+            row.append(f"{apart.mean:+.2f} ± {apart.ci95:.2f}" if found is not base else "")
+        table.append(row)
+    print_table([what, *(words for count in shots for words in (f"{count}-shot, %", f"to {other}"))], table)
 
 
 def double_errors(variants: Sequence[Variant]) -> dict[str, float]:

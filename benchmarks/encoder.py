@@ -10,11 +10,11 @@ support and query together or apart. The stem has running statistics always.
 
 from pathlib import Path
 
-from common import begin, parser, print_table
+from common import begin, parser, print_accuracies
+from torch import Tensor
 
 from npbml.config import override, with_device
 from npbml.engine.device import in_precision, set_precision
-from npbml.engine.evaluate import ACCURACY
 from npbml.run_folder import read_config
 from npbml.runs import Run
 from npbml.stages.pretrain import prototype_accuracies, use_norms
@@ -37,22 +37,19 @@ def main() -> None:
     device = begin(options)
     run = Run(options.run, with_device(read_config(options.run), options.device))
     set_precision(options.precision)
-    network, classes, rows, first = run.pretrained_network(), run.splits[options.split], [], {}
+    network, classes = run.pretrained_network(), run.splits[options.split]
+    rows: dict[str, list[Tensor]] = {}
     for name, (statistics, batch) in WAYS.items():
         norms = {"stem_norm": "running", "tail_norm": statistics}
         config = override(run.config, {"net": norms, "pretrain": {"prototype_batch": batch}})
         use_norms(network, config)
-        row = [name]
-        for shots in options.shots:
-            with in_precision(options.precision, device):
-                found = prototype_accuracies(network, config, classes, shots, options.tasks, "validation")
-            own, apart = ACCURACY.over(found), ACCURACY.over(found - first.setdefault(shots, found))
-            row.append(f"{own.mean:.2f} ± {own.ci95:.2f}")
-            row.append(f"{apart.mean:+.2f} ± {apart.ci95:.2f}" if found is not first[shots] else "")
-        rows.append(row)
+        with in_precision(options.precision, device):
+            rows[name] = [
+                prototype_accuracies(network, config, classes, shots, options.tasks, "validation")
+                for shots in options.shots
+            ]
     print(f"{run.config.dataset}, {run.config.backbone}, {options.tasks} tasks of the {options.split} classes\n")
-    headings = [words for shots in options.shots for words in (f"{shots}-shot, %", "to running")]
-    print_table(["statistics", *headings], rows)
+    print_accuracies("statistics", rows, "running", rows["running"], options.shots)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ them (loss.trust), with embeddings as they are and centred (head.centred), again
 from pathlib import Path
 from typing import Any
 
-from common import begin, parser, print_table
+from common import begin, parser, print_accuracies
 from torch import Tensor
 
 from npbml.config import method_config, override, with_device
-from npbml.engine.evaluate import ACCURACY, evaluate, learner_answers
+from npbml.engine.evaluate import evaluate, learner_answers
 from npbml.engine.source import Features, TaskSource
 from npbml.files import load_tensors
 from npbml.learner import Learner
@@ -63,7 +63,7 @@ def main() -> None:
     alone = {name: found({"relation": {**one, **changes}}, True) for name, changes in SCORES.items()}
     alone["the run's own"] = own = found({}, True)
     print(f"{run.config.dataset}, {options.tasks} tasks of the {options.split} classes\n")
-    show("scores", alone, "cosines", alone["cosines"], options.shots)
+    print_accuracies("scores", alone, "cosines", alone["cosines"], options.shots)
     if options.trust:
         learners = {
             f"trust {trust:g}{', centred' if centred else ''}": found(
@@ -73,20 +73,7 @@ def main() -> None:
             for centred in (False, True)
         }
         print(f"\n{run.config.backbone} before meta-training, with the run's own scores\n")
-        show("learner", learners, "its scores", own, options.shots)
-
-
-def show(what: str, rows: dict[str, list[Tensor]], other: str, base: list[Tensor], shots: list[int]) -> None:
-    """A table of accuracies for each number of shots, with paired differences to `base`."""
-    table = []
-    for name, found in rows.items():
-        row = [name]
-        for mine, first in zip(found, base, strict=True):
-            total, apart = ACCURACY.over(mine), ACCURACY.over(mine - first)
-            row.append(f"{total.mean:.2f} ± {total.ci95:.2f}")
-            row.append(f"{apart.mean:+.2f} ± {apart.ci95:.2f}" if found is not base else "")
-        table.append(row)
-    print_table([what, *(words for count in shots for words in (f"{count}-shot, %", f"to {other}"))], table)
+        print_accuracies("learner", learners, "its scores", own, options.shots)
 
 
 def accuracies(
