@@ -12,6 +12,7 @@ from npbml.data.tasks import Task
 from npbml.engine.execute import Executor, replica, steps_can_be_lifted
 from npbml.learner import ImageSpec, Learner, Prepared, stack_tasks
 from npbml.methods import RECIPES
+from npbml.nets import layers
 
 SMALL: dict[str, Any] = {
     "ways": 3,
@@ -60,6 +61,17 @@ def test_every_way_gives_the_gradient_of_the_loop(method: str, tasks: Task) -> N
         {"remat": True, "chunk": 2},
     ):
         assert_same(gradient(learner, tasks, **how), loop)
+
+
+@pytest.mark.parametrize("method", ["maml", "maml++", "gap"])
+def test_batch_norm_behind_the_pooling_gives_the_same_gradient(
+    method: str, tasks: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = learner_of(method, net={"frozen_blocks": 0})
+    before = gradient(learner, tasks, together=False)
+    monkeypatch.setattr(layers, "LARGE_MAP", 0)
+    for how in ({"together": False}, {}, {"remat": True}):
+        assert_same(gradient(learner, tasks, **how), before)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler's own

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from npbml.nets import layers
 from npbml.nets.layers import (
     ConvBlock,
     ConvUnit,
@@ -277,3 +278,44 @@ def test_pooling_by_pairs_is_max_pooling(size: tuple[int, int]) -> None:
             (bend,) = torch.autograd.grad(slope.square().sum(), y)
             found.append((value, slope, bend))
         torch.testing.assert_close(*found)
+
+
+def scaled_unit(scales: list[float]) -> ConvUnit:
+    unit = ConvUnit(3, len(scales), bias=True).double()
+    with torch.no_grad():
+        unit.norm.weight.copy_(torch.tensor(scales))
+        unit.norm.bias.copy_(numbers(len(scales), seed=5))
+        unit.conv.weight.copy_(numbers(len(scales), 3, 3, 3, seed=6))
+    return unit
+
+
+def test_batch_norm_may_follow_the_pooling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same values and derivatives, of first and second order, for scales of either sign."""
+    monkeypatch.setattr(layers, "LARGE_MAP", 0)
+    unit, x = scaled_unit([1.0, -0.5, 2.0, -1.5]), numbers(4, 3, 7, 6).requires_grad_()
+    parameters = [x, unit.conv.weight, unit.norm.weight, unit.norm.bias]
+    found = []
+    for y in (unit.halved(x), layers.halve(unit(x))):
+        first = torch.autograd.grad(y.pow(3).sum(), parameters, create_graph=True)
+        second = torch.autograd.grad(sum(g.pow(2).sum() for g in first), parameters)
+        found.append([y, *first, *second])
+    assert "Addcmul" in type(found[0][0].grad_fn).__name__  # it did follow
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_a_scale_of_zero_still_has_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "LARGE_MAP", 0)
+    unit = scaled_unit([0.0, 1.0])
+    (gradient,) = torch.autograd.grad(unit.halved(numbers(4, 3, 6, 6)).pow(3).sum(), unit.norm.weight)
+    assert gradient[0].abs() > 1e-3
+
+
+def test_batch_norm_follows_the_pooling_of_large_maps_alone() -> None:
+    small, large = numbers(2, 3, 8, 8), numbers(128, 3, 16, 16)
+    for x, follows in ((small, False), (large, True)):
+        for mode in ("batch", "running"):
+            unit = scaled_unit([1.0, -1.0])
+            unit.norm.mode = mode
+            name = type(unit.halved(x).grad_fn).__name__
+            assert ("Addcmul" in name) == (follows and mode == "batch")

@@ -221,7 +221,7 @@ def test_c27_a_silent_regulariser_has_no_gradient_in_theta() -> None:
 
 def test_a_shared_network_serves_both_terms() -> None:
     loss = make_loss(share=True)
-    assert loss.transductive is loss.inductive
+    assert loss.of_queries is loss.inductive
     logits, labels = make_items()
     terms = loss.terms(logits, labels, logits, labels, THETA)
     torch.testing.assert_close(terms["transductive"], terms["inductive"], rtol=0, atol=1e-12)
