@@ -78,7 +78,7 @@ def test_a_run_on_waves_needs_no_data_and_no_pretraining(tmp_path: Path, method:
     run = Run.start(
         tmp_path / "run", override(preset("quick", "sinusoid", method=method), {**SMALL, "method": method})
     )
-    assert run.needs([method]) == set()
+    assert run.needs([method]) == []
     run.train(method)
     record = run.test(method)
     assert 0 < record["squared error"] < 100 and record["ci95"] > 0 and "accuracy" not in record

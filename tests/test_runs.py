@@ -155,7 +155,7 @@ def test_scores_by_prototypes_need_no_relation_network_and_methods_share_feature
     config: Config, tmp_path: Path
 ) -> None:
     run = Run.start(tmp_path / "run", override(config, {"relation": {"kind": "prototypes"}}))
-    assert run.needs(["npbml", "maml"]) == {"pretrain"}
+    assert run.needs(["npbml", "maml"]) == ["pretrain"]
     with pytest.raises(SettingError, match="nothing is to be trained"):
         run.relation()
     run.pretrain()
@@ -170,7 +170,7 @@ def test_scores_by_prototypes_need_no_relation_network_and_methods_share_feature
 def test_an_encoder_that_only_scores_is_a_stage_that_other_runs_take_over(config: Config, tmp_path: Path) -> None:
     settings = override(config, {"relation": {"kind": "encoder", "widths": [2, 3]}})
     run = Run.start(tmp_path / "run", settings)
-    assert run.needs(["npbml"]) == {"pretrain", "relation"} and run.needs(["maml"]) == {"pretrain"}
+    assert run.needs(["npbml"]) == ["pretrain", "relation"] and run.needs(["maml"]) == ["pretrain"]
     run.pretrain()
     assert run.relation()["steps"] == settings.relation.steps
     run.train("npbml")
@@ -190,7 +190,7 @@ def test_an_encoder_that_only_scores_is_a_stage_that_other_runs_take_over(config
 def test_a_taught_encoder_waits_for_what_teaches_it_and_depends_on_it(config: Config, tmp_path: Path) -> None:
     settings = override(config, {"relation": {"kind": "encoder", "widths": [2, 3]}, "pretrain": {"taught": True}})
     run = Run.start(tmp_path / "run", settings)
-    assert run.needs(["maml"]) == run.needs(["prototypes"]) == {"pretrain", "relation"}
+    assert run.needs(["maml"]) == run.needs(["prototypes"]) == ["relation", "pretrain"]
     with pytest.raises(RunError, match=r"relation is not finished: run `npbml relation --run"):
         run.pretrain()
     prepare_for(run, ["maml"])
@@ -482,7 +482,7 @@ def test_a_run_from_scratch_needs_no_pretraining(config: Config, tmp_path: Path)
         "pretrain": {"warp": False},
     }
     run = Run.start(tmp_path / "run", override(config, {**changes, "baselines": []}))
-    assert run.needs(["maml"]) == set() and run.needs(["npbml"]) == {"relation"}
+    assert run.needs(["maml"]) == [] and run.needs(["npbml"]) == ["relation"]
     run.train("maml")
     record = run.test("maml")
     assert set(record["seconds"]) == {"train", "test"}

@@ -199,16 +199,16 @@ class Run:
             self.observer.said(f"GPU memory in use at most: {peak:.2f} GiB.")
         return summary
 
-    def needs(self, methods: Iterable[str]) -> set[str]:
-        """The stages that must be done before these methods can be trained, or tested."""
-        stages = set()
+    def needs(self, methods: Iterable[str]) -> list[str]:
+        """The stages that must be done before these methods can be trained, or tested, in their order."""
+        stages: set[str] = set()
         for method in methods:
             config = None if method == "prototypes" else method_config(self.config, method)
             if config is None or config.init.source == "pretrained":
                 stages |= {"pretrain", "relation"} if self.config.pretrain.taught else {"pretrain"}
             if config is not None and config.loss.transductive and config.relation.kind != "prototypes":
                 stages.add("relation")
-        return stages
+        return sorted(stages, reverse=self.config.pretrain.taught)  # what teaches is trained first
 
     def take_over(self, stage: str, folders: Iterable[Path]) -> None:
         """Copy a stage from the first of these run folders that has done it with the same settings and images."""
@@ -247,7 +247,7 @@ class Run:
         With another `dataset`, on the test classes of that one, shown as the run's own are.
         """
         config, started = self.config, time.monotonic()
-        stages = sorted(self.needs([method])) + ([] if method == "prototypes" else [method])
+        stages = self.needs([method]) + ([] if method == "prototypes" else [method])
         summaries = {stage: self._summary(stage) for stage in stages}
         seconds = {stage if stage in _DEPENDS else "train": summaries[stage]["seconds"] for stage in stages}
         classes = self._foreign(dataset) if dataset else None

@@ -95,7 +95,7 @@ def announce(work: Run) -> None:
 
 def prepare_for(work: Run, methods: list[str]) -> None:
     """The stages that these methods need before they can be trained."""
-    for stage in sorted(work.needs(methods), reverse=work.config.pretrain.taught):  # what teaches is trained first
+    for stage in work.needs(methods):
         getattr(work, stage)()
 
 

@@ -198,7 +198,7 @@ def _run_together(jobs: Sequence[Job], failed: dict[str, str], terminal: Termina
     announce(work)
     with work.locked():
         others = sorted(path.parent for path in folder.parent.glob("*/config.json") if path.parent != folder)
-        for stage in sorted(work.needs(methods)):
+        for stage in work.needs(methods):
             work.take_over(stage, others)
         prepare_for(work, methods)
         for job in jobs:
