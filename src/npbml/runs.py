@@ -208,7 +208,8 @@ class Run:
                 stages |= {"pretrain", "relation"} if self.config.pretrain.taught else {"pretrain"}
             if config is not None and config.loss.transductive and config.relation.kind != "prototypes":
                 stages.add("relation")
-        return sorted(stages, reverse=self.config.pretrain.taught)  # what teaches is trained first
+        order = ("relation", "pretrain") if self.config.pretrain.taught else ("pretrain", "relation")
+        return [stage for stage in order if stage in stages]  # what teaches is trained first
 
     def take_over(self, stage: str, folders: Iterable[Path]) -> None:
         """Copy a stage from the first of these run folders that has done it with the same settings and images."""

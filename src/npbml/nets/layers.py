@@ -72,8 +72,8 @@ class Norm(nn.Module):
 class Moments(torch.autograd.Function):
     """Mean and variance of every channel: [n, channels, height, width] -> [channels], [channels].
 
-    Their gradient is linear in x: one pass over it, and its own gradient takes three. The second derivative of
-    torch's batch_norm takes a dozen, and its var_mean on a CPU three times as long as batch_norm.
+    Their gradient is linear in x: one pass over it, and its own gradient takes three. torch composes the second
+    derivative of batch_norm of many more, and its var_mean on a CPU takes three times as long as batch_norm.
     """
 
     generate_vmap_rule = True
