@@ -167,6 +167,7 @@ def test_every_method_of_the_common_protocol_has_the_same_network_and_start_of_t
     [
         ("maml", Cell(), {"net.filters": 32, "inner.test_steps": 10, "train.steps": 60_000, "train.ensemble": 1}),
         ("maml", Cell("cifar-fs"), {"net.filters": 48, "train.steps": 50_000, "train.ensemble": 5}),
+        ("maml", Cell("cifar-fs"), {"train.meta_batch": None}),  # four tasks of one shot, two of more
         ("maml", Cell("mini-imagenet", "resnet12"), {"net.embedding": "mean", "train.ensemble": 5}),
         ("metasgd", Cell(), {"inner.steps": 1, "precondition.uniform": True, "train.lr.omega": 1e-3}),
         ("tnet", Cell(), {"net.filters": 32, "inner.lr": 0.05, "train.clip": "value"}),
