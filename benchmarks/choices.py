@@ -23,7 +23,7 @@ import torch
 from npbml.config import method_config, override, preset
 from npbml.data.sets import open_dataset
 from npbml.engine.device import choose_device, make_reproducible
-from npbml.engine.evaluate import ACCURACY, evaluate, learner_answers
+from npbml.engine.evaluate import ACCURACY, evaluate
 from npbml.engine.settings import resolved
 from npbml.engine.source import Features, TaskSource
 from npbml.files import load_tensors, read_json, write_json, write_whole
@@ -184,9 +184,8 @@ def train(name: str, options: argparse.Namespace, shared: Shared) -> None:
     loop = _loop(folder, "train", config.train)
     summary = run_loop(loop, trainer, observer, {})
     learner.load_state_dict(load_tensors(loop.file(0))[0])
-    answer = learner_answers(learner, sources["val"], trainer.answers)
-    together, purpose = config.test.together, "choices"
-    per_task = evaluate(answer, sources["val"].draw, options.tasks, together, config.seed, purpose)
+    at_a_time, purpose = config.test.together, "choices"
+    per_task = evaluate(trainer.answer, sources["val"].draw, options.tasks, at_a_time, config.seed, purpose)
     lines = [json.loads(line) for line in (loop.folder / "metrics.jsonl").read_text().splitlines()]
     outcome = {
         "name": name,

@@ -86,7 +86,7 @@ def accuracies(
         learner.take_relation(load_tensors(run.folder / "relation" / "relation.safetensors")[0])
     if config.relation.asks_learner or not score:
         learner.take_pretrained(load_tensors(run.folder / "pretrain" / "network.safetensors")[0])
-    learner.to(run.device).together = run.device.type == "cuda" and config.backbone == "conv4"
+    learner.to(run.device)
     source = TaskSource(learner, run.splits[options.split], shots, config.queries, options.precision, kept)
 
     def by_scores(indices: Tensor) -> tuple[Tensor, Tensor]:

@@ -268,7 +268,7 @@ class Run:
             replay = Replay("test", self.device.type == "cuda" and source.on_device, self.observer.said)
             tested, scored = config.test, learners[0].relation is not None
             per_task = evaluate(
-                learner_answers(learners, source, replay, scored),
+                learner_answers(learners, source, replay, scored, config.engine.tasks),
                 source.draw,
                 tested.tasks,
                 tested.together,

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from npbml.data.tasks import ClassSet, Task
+from npbml.engine import evaluate as evaluation
 from npbml.engine.evaluate import ACCURACY, ERROR, evaluate, learner_answers
+from npbml.engine.settings import Tasks
 from npbml.engine.source import TaskSource
 from npbml.learner import Learner
 
@@ -82,14 +84,13 @@ def test_ticks_count_the_tasks() -> None:
     assert sum(ticks) == 55
 
 
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("tasks", ["auto", "together", "loop"])
 def test_a_learners_answers_are_its_predictions(
-    make_learner: Callable[..., Learner], classes: ClassSet, together: bool
+    make_learner: Callable[..., Learner], classes: ClassSet, tasks: Tasks
 ) -> None:
     learner = make_learner()
-    learner.together = together
     source = TaskSource(learner, classes, shots=2, queries=2)
-    found = evaluate(learner_answers(learner, source), source.draw, 4, 3, 0, "test")
+    found = evaluate(learner_answers(learner, source, tasks=tasks), source.draw, 4, 3, 0, "test")
     indices: list[Tensor] = []
     evaluate(recording(indices), source.draw, 4, 3, 0, "test")
     batch = classes.task(torch.cat(indices), shots=2)
@@ -97,6 +98,25 @@ def test_a_learners_answers_are_its_predictions(
         task = Task(*(part[index] for part in batch))
         expected = (learner.predict(task).argmax(-1) == task.query_labels).double().mean()
         assert found[index] == expected
+
+
+@pytest.mark.parametrize(
+    ("tasks", "frozen", "together"),
+    [("auto", 3, True), ("auto", 2, False), ("together", 0, True), ("loop", 3, False)],
+)
+def test_tasks_run_together_where_one_block_adapts_or_as_is_said(
+    make_learner: Callable[..., Learner],
+    classes: ClassSet,
+    monkeypatch: pytest.MonkeyPatch,
+    tasks: Tasks,
+    frozen: int,
+    together: bool,
+) -> None:
+    made = []
+    monkeypatch.setattr(evaluation, "Executor", lambda learner, together: made.append(together))
+    learner = make_learner(net={"frozen_blocks": frozen})
+    learner_answers([learner, learner], TaskSource(learner, classes, shots=2, queries=2), tasks=tasks)
+    assert made == [together, together]
 
 
 def test_an_error_is_the_mean_square_of_its_task_and_less_is_better() -> None:

@@ -1,4 +1,4 @@
-"""Law C30, for every way to execute a meta-step: all give the meta-gradient of the plain loop over tasks."""
+"""Law C30, for every way to execute tasks: all give the meta-gradient, and the predictions, of the plain loop."""
 
 from collections.abc import Callable
 from typing import Any
@@ -61,6 +61,15 @@ def test_every_way_gives_the_gradient_of_the_loop(method: str, tasks: Task) -> N
         {"remat": True, "chunk": 2},
     ):
         assert_same(gradient(learner, tasks, **how), loop)
+
+
+@pytest.mark.parametrize("method", RECIPES)
+@pytest.mark.parametrize("together", [True, False])
+def test_every_way_gives_the_predictions_of_the_loop(method: str, together: bool, tasks: Task) -> None:
+    learner = learner_of(method)
+    found = Executor(learner, together).logits(learner.prepare_tasks(tasks))
+    loop = [learner.predict(Task(*parts)) for parts in zip(*tasks, strict=True)]
+    torch.testing.assert_close(found, torch.stack(loop), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("method", ["maml", "maml++", "gap"])

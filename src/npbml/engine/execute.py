@@ -1,10 +1,10 @@
-"""How the meta-gradient of a batch of tasks is computed: together or side by side, compiled, in less memory."""
+"""How a batch of tasks is computed: together or side by side; its meta-gradient compiled, or in less memory."""
 
 import copy
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,11 @@ from npbml.rule.descend import Parameters, State
 from npbml.rule.objective import Outer
 from npbml.threads import each_in_a_thread
 
-Found = tuple[Tensor, ...]  # a loss and its gradient
+T = TypeVar("T")
 
 
 class Executor:
-    """The meta-gradient of a learner, as the settings say.
+    """The meta-gradient of a learner, and its predictions, as the settings say.
 
     Tasks run together, in one vmap, or side by side: each by itself, on a core or a GPU stream of its own. Of
     `chunk` tasks at a time, if given.
@@ -44,7 +44,7 @@ class Executor:
         make = partial(torch.compile, dynamic=False, fullgraph=True, backend=backend, options=options)
         first = Lifted(learner if together else replica(learner), together, make if compiled else None, remat)
         self.compiled = first.compiled
-        # Whoever computes the gradient of a task has the learner to itself meanwhile.
+        # Whoever computes a task has the learner to itself meanwhile.
         self.free: SimpleQueue[Lifted] = SimpleQueue()
         self.free.put(first)
         if not together and not self.on_gpu:
@@ -57,24 +57,36 @@ class Executor:
         """The mean of the outer objective over tasks and its gradient in `parameters`; zero where none is."""
         tasks = len(labels)
 
-        def found(prepared: Prepared, labels: Tensor) -> Found:
-            lifted = self.free.get()
-            try:
-                loss = lifted.losses(prepared, labels, outer).sum() / tasks
-                gradient = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-                return loss.detach(), *gradient
-            finally:
-                self.free.put(lifted)
+        def found(lifted: Lifted, prepared: Prepared, labels: Tensor) -> list[Tensor]:
+            loss = lifted.losses(prepared, labels, outer).sum() / tasks
+            gradient = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+            return [loss.detach(), *gradient]
 
         total: list[Tensor] = []
         for first in range(0, tasks, self.chunk or tasks):
             some = tree_map(lambda x, a=first: x[a : a + (self.chunk or tasks)], (prepared, labels))
-            for part in [found(*some)] if self.together else self._side_by_side(found, split(some)):
-                total = [a + b for a, b in zip(total, part, strict=True)] if total else list(part)
+            for part in self._over(found, some):
+                total = [a + b for a, b in zip(total, part, strict=True)] if total else part
         return total[0], total[1:]
 
-    def _side_by_side(self, found: Callable[..., Found], tasks: list[tuple[Any, ...]]) -> list[Found]:
-        return on_streams(found, tasks) if self.on_gpu else each_in_a_thread(found, tasks)
+    def logits(self, prepared: Prepared) -> Tensor:
+        """Query logits of tasks after adaptation, [tasks, query, outputs]."""
+        found = self._over(lambda lifted, prepared: lifted.logits(prepared), (prepared,))
+        return found[0] if self.together else torch.stack(found)
+
+    def _over(self, function: Callable[..., T], batched: tuple[Any, ...]) -> list[T]:
+        """function(lifted, *batched) of all tasks at once, or of each."""
+
+        def one(*task: Any) -> T:
+            lifted = self.free.get()
+            try:
+                return function(lifted, *task)
+            finally:
+                self.free.put(lifted)
+
+        if self.together:
+            return [one(*batched)]
+        return on_streams(one, split(batched)) if self.on_gpu else each_in_a_thread(one, split(batched))
 
 
 def replica(learner: Learner) -> Learner:
@@ -91,7 +103,7 @@ def replica(learner: Learner) -> Learner:
     return other
 
 
-def on_streams(function: Callable[..., Found], tasks: list[tuple[Any, ...]]) -> list[Found]:
+def on_streams(function: Callable[..., T], tasks: list[tuple[Any, ...]]) -> list[T]:
     """function(*task) for every task, each on a stream of its own: a GPU then overlaps their small kernels."""
     main, results = torch.cuda.current_stream(), []
     streams = [torch.cuda.Stream() for _ in tasks]
@@ -138,6 +150,10 @@ class Lifted:
         flat = torch.cat([parameter.flatten() for parameter in self.learner.parameters()])
         acts = self._acts(flat, len(labels) if self.together else None)
         return self.learner.unrolled(prepared, labels, outer, acts)
+
+    def logits(self, prepared: Prepared) -> Tensor:
+        """Query logits of each task after adaptation, or of the one task."""
+        return (torch.vmap(self.learner.logits) if self.together else self.learner.logits)(prepared)
 
     def _acts(self, flat: Tensor, tasks: int | None) -> Acts:
         """The acts of `tasks` tasks together, or of one.

@@ -8,14 +8,15 @@ import torch
 from npbml.settings import setting
 
 Choice = Literal["auto", "on", "off"]
+Tasks = Literal["auto", "together", "loop"]
 
 
 @dataclass(frozen=True)
 class EngineSettings:
     """The engine."""
 
-    tasks: Literal["auto", "together", "loop"] = setting("auto")
-    """A meta-batch: its tasks together in one vmap, each by itself on a core or GPU stream, or what is faster."""
+    tasks: Tasks = setting("auto")
+    """Tasks run together in one vmap, each by itself on a core or GPU stream, or as is faster."""
     chunk: int | None = setting(None, low=1)
     """Tasks that are unrolled at a time, where memory is short; all of them if not given."""
     compile: Choice = setting("auto")

@@ -66,7 +66,8 @@ class MetaTrainer:
             engine = replace(engine, compile="off")
         self.meta_step = MetaStep(learner, self.optimizer, engine, settings.clip, settings.clip_at, say)
         self.notes = self.meta_step.notes
-        self.answers = Replay("validation", self.meta_step.settings.graph == "on" and val.on_device, say)
+        replay = Replay("validation", self.meta_step.settings.graph == "on" and val.on_device, say)
+        self.answer = learner_answers(learner, val, replay, tasks=engine.tasks)
         self.ahead = Ahead(self._prepare) if settings.ahead and device.type == "cpu" else None
 
     def step(self, index: int) -> dict[str, float]:
@@ -89,10 +90,9 @@ class MetaTrainer:
         return {"loss": loss}
 
     def validate(self) -> float:
-        settings, together = self.config.train, self.config.test.together
-        measure, answer = MEASURES[self.config.target], learner_answers(self.module, self.val, self.answers)
-        tasks = settings.validation_tasks
-        per_task = evaluate(answer, self.val.draw, tasks, together, self.config.seed, "validation", measure)
+        config, measure = self.config, MEASURES[self.config.target]
+        tasks, at_a_time = config.train.validation_tasks, config.test.together
+        per_task = evaluate(self.answer, self.val.draw, tasks, at_a_time, config.seed, "validation", measure)
         return measure.over(per_task).mean
 
     def result(self) -> Mapping[str, Tensor]:
