@@ -96,6 +96,7 @@ STAGES: dict[str, tuple[Make, dict[str, Any]]] = {
     "meta-training, kept features": (meta_trainer, {"net": {"stem_norm": "running"}}),
     "meta-training, a stem of batch statistics": (meta_trainer, {"net": {"stem_norm": "batch"}}),
     "meta-training, each task by itself": (meta_trainer, {"engine": {"tasks": "loop"}}),
+    "meta-training of a whole network": (meta_trainer, {"engine": {"tasks": "loop"}, "net": {"frozen_blocks": 0}}),
 }
 
 
