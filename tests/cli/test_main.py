@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 
 import npbml
 from npbml import cli
@@ -81,3 +82,25 @@ def test_a_stop_says_how_to_go_on(
     monkeypatch.setitem(cli.COMMANDS, "run", stopped)
     said = npbml_command("run")
     assert said.code == code and "The same command goes on from" in said.error
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory.\nTried"), "memory is full. Meta-training takes less"),
+        (torch.AcceleratorError("CUDA error: an illegal access\nmore"), "failed (CUDA error: an illegal access)."),
+    ],
+    ids=["memory", "error"],
+)
+def test_a_gpu_that_fails_is_told_in_a_line(
+    npbml_command: Npbml, monkeypatch: pytest.MonkeyPatch, failure: Exception, words: str
+) -> None:
+    def failed(_: list[str]) -> None:
+        raise failure
+
+    monkeypatch.setitem(cli.COMMANDS, "run", failed)
+    said = npbml_command("run")
+    assert said.code == 1 and said.error.startswith("npbml: the GPU") and words in said.error
+    assert said.error.endswith("The same command goes on from the last checkpoint.\n")
+    for option in ("engine.chunk", "engine.remat", "test.together", "pretrain.batch"):
+        assert option in cli.LESS_MEMORY and option in {name for name, _, _ in describe(Config)}

@@ -6,6 +6,8 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+import torch
+
 import npbml
 from npbml.cli.comparison import compare
 from npbml.cli.datasets import data
@@ -14,6 +16,7 @@ from npbml.cli.lists import methods, settings
 from npbml.cli.screen import Command, console, errors, list_commands, one_speaks
 from npbml.cli.stages import pretrain, relation, run, test, train
 from npbml.cli.tables import report, reproduce
+from npbml.engine.capture import first_line
 from npbml.engine.distributed import first_to_fail, joined
 from npbml.errors import NpbmlError, SettingError
 from npbml.stages.loop import Stopped
@@ -35,6 +38,11 @@ COMMANDS: dict[str, Command] = {
         settings,
     )
 }
+GO_ON = "The same command goes on from the last checkpoint."
+LESS_MEMORY = (
+    "Meta-training takes less of it with --engine.chunk 1 or --engine.remat true, validation and test with "
+    "--test.together 1, and pre-training, in a new run, with a smaller --pretrain.batch."
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -62,12 +70,16 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
     except OSError as error:
         _leave(f"{error.filename or 'a file'}: {error.strerror or error}. What was saved before is whole.", 1)
+    except torch.OutOfMemoryError:
+        _leave(f"the GPU's memory is full. {LESS_MEMORY} {GO_ON}", 1)
+    except torch.AcceleratorError as error:
+        _leave(f"the GPU failed ({first_line(error)}). {GO_ON}", 1)
     except Stopped as stop:
         _leave(f"{stop} The same command goes on from there.", 128 + stop.number)
     except _Terminated:
-        _leave("stopped. The same command goes on from the last checkpoint.", 128 + signal.SIGTERM)
+        _leave(f"stopped. {GO_ON}", 128 + signal.SIGTERM)
     except KeyboardInterrupt:
-        _leave("stopped. The same command goes on from the last checkpoint.", 128 + signal.SIGINT)
+        _leave(f"stopped. {GO_ON}", 128 + signal.SIGINT)
 
 
 def _leave(why: str, code: int) -> NoReturn:
