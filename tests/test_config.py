@@ -74,6 +74,14 @@ def test_published_is_the_papers_protocol() -> None:
     assert {name: settings[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize("protocol", ["quick", "common", "best", "plain"])
+def test_our_own_protocols_clip_the_meta_gradient_but_for_regression(protocol: str) -> None:
+    """Squared errors have gradients of any size from the start."""
+    train = preset(protocol, "cifar-fs").train
+    assert (train.clip, train.clip_at) == ("norm", 3.0)
+    assert preset(protocol, "sinusoid").train.clip == "none"
+
+
 @pytest.mark.parametrize(("shots", "tasks"), [(1, 4), (2, 2), (5, 2), (20, 2)])
 def test_a_meta_batch_is_four_tasks_of_one_shot_or_two_of_more(shots: int, tasks: int) -> None:
     config = override(preset("published"), {"shots": shots})

@@ -37,6 +37,7 @@ TRAIN: dict[str, Any] = {
     "meta_batch": 2,
     "validation_tasks": 4,
     "schedule": "constant",
+    "clip": "none",
     "ahead": False,
 }
 
