@@ -68,19 +68,27 @@ def test_an_unknown_command_is_answered_with_the_names(npbml_command: Npbml) -> 
     assert said.code == 2 and "'frobnicate'" in said.error and all(name in said.error for name in cli.COMMANDS)
 
 
+@pytest.fixture
+def ended_by(npbml_command: Npbml, monkeypatch: pytest.MonkeyPatch) -> Npbml:
+    """ended_by(exception) -> what is said where a command ends by it"""
+
+    def ended(exception: BaseException) -> Any:
+        def command(_: list[str]) -> None:
+            raise exception
+
+        monkeypatch.setitem(cli.COMMANDS, "run", command)
+        return npbml_command("run")
+
+    return ended
+
+
 @pytest.mark.parametrize(
     ("stop", "code"),
     [(KeyboardInterrupt(), 130), (cli._Terminated(), 143), (cli.Stopped("pretrain", 3, signal.SIGINT), 130)],
     ids=["ctrl-c", "sigterm", "in a stage"],
 )
-def test_a_stop_says_how_to_go_on(
-    npbml_command: Npbml, monkeypatch: pytest.MonkeyPatch, stop: BaseException, code: int
-) -> None:
-    def stopped(_: list[str]) -> None:
-        raise stop
-
-    monkeypatch.setitem(cli.COMMANDS, "run", stopped)
-    said = npbml_command("run")
+def test_a_stop_says_how_to_go_on(ended_by: Npbml, stop: BaseException, code: int) -> None:
+    said = ended_by(stop)
     assert said.code == code and "The same command goes on from" in said.error
 
 
@@ -92,14 +100,8 @@ def test_a_stop_says_how_to_go_on(
     ],
     ids=["memory", "error"],
 )
-def test_a_gpu_that_fails_is_told_in_a_line(
-    npbml_command: Npbml, monkeypatch: pytest.MonkeyPatch, failure: Exception, words: str
-) -> None:
-    def failed(_: list[str]) -> None:
-        raise failure
-
-    monkeypatch.setitem(cli.COMMANDS, "run", failed)
-    said = npbml_command("run")
+def test_a_gpu_that_fails_is_told_in_a_line(ended_by: Npbml, failure: Exception, words: str) -> None:
+    said = ended_by(failure)
     assert said.code == 1 and said.error.startswith("npbml: the GPU") and words in said.error
     assert said.error.endswith("The same command goes on from the last checkpoint.\n")
     for option in ("engine.chunk", "engine.remat", "test.together", "pretrain.batch"):
