@@ -26,7 +26,7 @@ from npbml.config import (
 from npbml.data.sets import NAMES
 from npbml.errors import RunError, SettingError
 from npbml.methods import RECIPES
-from npbml.nets.network import WARP_POSITIONS
+from npbml.nets.network import WARP_POSITIONS, block_widths
 from npbml.run_folder import read_config
 from npbml.settings import describe, to_dict
 
@@ -92,7 +92,7 @@ def test_a_meta_batch_is_four_tasks_of_one_shot_or_two_of_more(shots: int, tasks
 @pytest.mark.parametrize("dataset", NAMES)
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_the_decay_of_pretraining_is_the_papers(dataset: str, backbone: str) -> None:
-    small = backbone == "resnet12" and dataset in ("mini-imagenet", "cifar-fs", "fc100")
+    small = backbone.startswith("resnet12") and dataset in ("mini-imagenet", "cifar-fs", "fc100")
     assert preset("published", dataset, backbone).pretrain.weight_decay == (0.01 if small else 5e-4)
 
 
@@ -113,15 +113,21 @@ def test_a_plain_run_is_the_quick_protocol_on_glyphs() -> None:
     assert quick.inner == published.inner and quick.warp == published.warp and quick.film == published.film
 
 
-@pytest.mark.parametrize("backbone", ["conv4", "resnet12"])
+@pytest.mark.parametrize("backbone", ["conv4", "resnet12", "resnet12-wide"])
 def test_plain_is_best_but_for_its_scores(backbone: str) -> None:
     best, plain = (preset(protocol, "mini-imagenet", backbone) for protocol in ("best", "plain"))
     scores = {f"relation.{name}" for name in ("kind", "enlarged", "turns", "centred", "evened", "rounds")}
-    taught = {"pretrain.taught"} if backbone == "resnet12" else set()
+    taught = set() if backbone == "conv4" else {"pretrain.taught"}
     assert set(differences(best, plain)) == {"protocol", "loss.trust", *scores, *taught}
     for method in RECIPES:
         check_method(best, method)
         check_method(plain, method)
+
+
+def test_what_scores_for_the_wide_network_is_as_wide() -> None:
+    narrow, wide = (preset("best", "cifar-fs", backbone) for backbone in ("resnet12", "resnet12-wide"))
+    assert differences(narrow, wide) == ["backbone", "relation.widths"]
+    assert wide.relation.widths == block_widths("resnet12-wide", wide.net)
 
 
 def test_an_unknown_protocol_is_refused() -> None:
@@ -132,7 +138,7 @@ def test_an_unknown_protocol_is_refused() -> None:
 
 
 def test_an_unknown_backbone_is_refused() -> None:
-    with pytest.raises(SettingError, match="backbone takes one of conv4, resnet12, wrn28-10, mlp, not 'vgg'"):
+    with pytest.raises(SettingError, match="conv4, resnet12, resnet12-wide, wrn28-10, mlp, not 'vgg'"):
         preset("quick", "glyphs", "vgg")
 
 

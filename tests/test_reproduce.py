@@ -73,7 +73,7 @@ def table_jobs(name: str, protocol: str, *seeds: int) -> list[Job]:
 
 
 def test_methods_with_one_encoder_share_a_run_folder() -> None:
-    assert len(together(table_jobs("table2", "common", 0))) == 8
+    assert len(together(table_jobs("table2", "common", 0))) == 12
     places = together(table_jobs("table3", "published", 0, 1))
     assert [len(jobs) for jobs in places.values()] == [5, 2, 5, 2]
     assert list(together(table_jobs("table4", "published", 0))) == list(places)[:1]

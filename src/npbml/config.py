@@ -12,6 +12,7 @@ from npbml.engine.settings import EngineSettings
 from npbml.errors import SettingError
 from npbml.learner import LearnerSettings, check_learner
 from npbml.methods import Cell, Recipe, compose, find_recipe, merged, register
+from npbml.nets.network import RESNETS, WIDTHS
 from npbml.settings import check, describe, from_dict, group, setting, to_dict
 from npbml.stages.settings import PretrainSettings, RelationStageSettings, TestSettings, TrainSettings
 
@@ -152,6 +153,8 @@ BEST_OF: dict[str, dict[str, Any]] = {
         },
     },
 }
+# What scores is as wide as what learns.
+BEST_OF["resnet12-wide"] = merged(BEST_OF["resnet12"], {"relation": {"widths": list(WIDTHS["resnet12-wide"])}})
 # At 84x84, where a step takes six times as long.
 LARGE_SCORES: dict[str, Any] = {"relation": {"steps": 10_000, "validate_every": 2000}}
 BEST_LARGE: dict[str, dict[str, Any]] = {
@@ -224,7 +227,7 @@ def preset(
         raise SettingError(f"protocol takes one of {', '.join(PROTOCOLS)}, not {protocol!r}.")
     names = {"protocol": protocol, "dataset": dataset, "backbone": backbone, "method": method, "shots": shots}
     tables = [PROTOCOLS[protocol]]
-    if protocol == "published" and backbone == "resnet12" and dataset in SMALL:
+    if protocol == "published" and backbone in RESNETS and dataset in SMALL:
         tables.append({"pretrain": {"weight_decay": 0.01}})
     if protocol in ("best", "plain"):
         tables.append(BEST_OF.get(backbone, {}))

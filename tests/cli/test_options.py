@@ -26,7 +26,7 @@ BAD: list[tuple[str, str]] = [
     ("--inner.lr nan", "inner.lr must be above 0"),
     ("--train.lr.theta -1", "train.lr.theta must be at least 0, not -1.0"),
     ("--train.lr.theta inf", "train.lr.theta"),
-    ("--backbone vgg", "backbone takes one of conv4, resnet12, wrn28-10, mlp, not 'vgg'"),
+    ("--backbone vgg", "backbone takes one of conv4, resnet12, resnet12-wide, wrn28-10, mlp, not 'vgg'"),
     ("--protocol slow", "protocol takes one of published, fast, best, plain, quick, common, not 'slow'"),
     ("--method mamml", "no method 'mamml': choose from npbml, maml"),
     ("--baselines mamml", "no baseline 'mamml': choose from prototypes, npbml, maml"),
@@ -58,7 +58,11 @@ FILES: list[tuple[str, str, str]] = [
     ("a.toml", "ways = 1", "ways must be at least 2, not 1"),
     ("a.toml", "ways = 3.0", "ways takes a whole number, not 3.0"),
     ("a.toml", "[inner]\nlr = -1", "inner.lr must be above 0, not -1"),
-    ("a.toml", 'backbone = "vgg"', "backbone takes one of conv4, resnet12, wrn28-10, mlp, not 'vgg'"),
+    (
+        "a.toml",
+        'backbone = "vgg"',
+        "backbone takes one of conv4, resnet12, resnet12-wide, wrn28-10, mlp, not 'vgg'",
+    ),
     (
         "a.toml",
         'protocol = "slow"',

@@ -13,6 +13,7 @@ from npbml.data.tasks import Task
 from npbml.errors import SettingError
 from npbml.learner import Learner
 from npbml.nets.network import (
+    RESNETS,
     WARP_POSITIONS,
     Backbone,
     Network,
@@ -130,27 +131,29 @@ def test_widths_and_stem_are_the_backbones_own_unless_named() -> None:
     assert [block_widths(backbone, usual) for backbone in BACKBONES] == [
         (128,) * 4,
         (64, 128, 256, 512),
+        (64, 160, 320, 640),
         (160,) * 4 + (320,) * 4 + (640,) * 4,
         (128,) * 2,
     ]
-    assert [frozen_blocks(backbone, usual) for backbone in BACKBONES] == [3, 3, 11, 0]
+    assert [frozen_blocks(backbone, usual) for backbone in BACKBONES] == [3, 3, 3, 11, 0]
     assert [block_widths(backbone, small()) for backbone in BACKBONES] == [
         (3,) * 4,
+        (3, 4, 5),
         (3, 4, 5),
         (3, 3, 4, 4, 5, 5),
         (3,) * 2,
     ]
-    assert [frozen_blocks(backbone, small(frozen_blocks=1)) for backbone in BACKBONES] == [1] * 4
+    assert [frozen_blocks(backbone, small(frozen_blocks=1)) for backbone in BACKBONES] == [1] * 5
     assert block_widths("resnet12", small(widths=())) == ()
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_the_smallest_image_passes(backbone: Backbone) -> None:
     least = smallest_image(backbone, small())
-    assert least == {"conv4": 16, "resnet12": 8, "wrn28-10": 8, "mlp": 1}[backbone]
+    assert least == {"conv4": 16, "mlp": 1}.get(backbone, 8)
     network = build(backbone, small())
     assert network(pictures(least)).isfinite().all()
-    if backbone in ("conv4", "resnet12"):
+    if backbone not in ("wrn28-10", "mlp"):
         with pytest.raises(RuntimeError, match="too small"):
             network(pictures(least - 1))
 
@@ -239,7 +242,7 @@ def test_a_warp_everywhere_is_in_every_block_of_the_tail_and_in_none_of_the_stem
 ) -> None:
     warp = partial(Warp, settings=WarpSettings())
     network = build(backbone, small(frozen_blocks=1), warp=warp, warp_position=position, warp_everywhere=True)
-    units = 3 if (backbone, position) == ("resnet12", "pre_norm") else 1
+    units = 3 if backbone in RESNETS and position == "pre_norm" else 1
     assert count(network.stem, Warp) == 0
     assert [count(block, Warp) for block in network.tail.blocks] == [units] * len(network.tail.blocks)
 
@@ -293,6 +296,7 @@ def test_film_shortcut_modulates_the_shortcut_too(make_learner: Callable[..., Le
     [
         ("conv4", "auto", 0.0),
         ("resnet12", "auto", 0.01),
+        ("resnet12-wide", "auto", 0.01),
         ("conv4", "leaky_relu", 0.01),
         ("resnet12", "relu", 0.0),
         ("wrn28-10", "auto", 0.0),

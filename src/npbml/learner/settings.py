@@ -52,7 +52,7 @@ class LearnerSettings:
     """Everything that makes a learner what it is."""
 
     backbone: Backbone = setting("conv4")
-    """The network: conv4, resnet12, wrn28-10, or mlp for numbers in place of images."""
+    """The network: conv4, resnet12, resnet12-wide, wrn28-10, or mlp for numbers in place of images."""
     target: Literal["classes", "values"] = setting("classes")
     """What is learned: classes, by cross-entropy, or a value, by squared error."""
     ways: int = setting(5, low=2)

@@ -24,15 +24,20 @@ from npbml.nets.layers import (
 )
 from npbml.settings import setting
 
-Backbone = Literal["conv4", "resnet12", "wrn28-10", "mlp"]
+Backbone = Literal["conv4", "resnet12", "resnet12-wide", "wrn28-10", "mlp"]
+RESNETS = ("resnet12", "resnet12-wide")  # the paper's, and the one that most others compare with
 
 WARP_POSITIONS: dict[str, tuple[WarpPosition, ...]] = {  # the first is the default
     "conv4": ("after_pool", "pre_activation", "pre_norm"),
-    "resnet12": ("before_addition", "after_block", "pre_norm"),
+    **dict.fromkeys(RESNETS, ("before_addition", "after_block", "pre_norm")),
     "wrn28-10": ("before_addition", "after_block"),
     "mlp": ("after_pool", "pre_activation", "pre_norm"),
 }
-WIDTHS = {"resnet12": (64, 128, 256, 512), "wrn28-10": (160, 320, 640)}
+WIDTHS = {
+    "resnet12": (64, 128, 256, 512),
+    "resnet12-wide": (64, 160, 320, 640),
+    "wrn28-10": (160, 320, 640),
+}
 WRN_ENTRY = 16  # channels between the first convolution of wrn28-10 and its first group
 ACTIVATIONS: dict[str, Activation] = {
     "relu": F.relu,
@@ -48,7 +53,7 @@ class NetworkSettings:
     filters: int = setting(128, low=1)
     """Filters of each of the four blocks of conv4, or units of each of the two layers of mlp."""
     widths: tuple[int, ...] | None = setting(None, low=1)
-    """Filters of the blocks of resnet12, or of the groups of wrn28-10; by default the backbone's own."""
+    """Filters of the blocks of a resnet12, or of the groups of wrn28-10; by default the backbone's own."""
     group_blocks: int = setting(4, low=1)
     """Blocks in a group of wrn28-10; 4 make its 28 layers."""
     frozen_blocks: int | None = setting(None, low=0)
@@ -56,7 +61,7 @@ class NetworkSettings:
     bias: bool = setting(False)
     """Convolutions have biases, as MAML's own; those of mlp always have."""
     activation: Literal["auto", "relu", "leaky_relu", "softplus"] = setting("auto")
-    """Non-linearity; auto is relu, but leaky_relu (slope 0.01) in resnet12."""
+    """Non-linearity; auto is relu, but leaky_relu (slope 0.01) in a resnet12."""
     embedding: Literal["mean", "flatten"] = setting("mean")
     """How the last block's map becomes an embedding: averaged over space, or flattened."""
     final_norm: bool = setting(False)
@@ -162,11 +167,11 @@ def build_network(
     """The backbone with the rule's parts, `film` and `warp`, in its last block (docs/method.md).
 
     With `warp_everywhere` every block of the tail is warped. `size`, the side of the images, decides the width of
-    flattened embeddings. `film_shortcut` is for resnet12, the only one with a batch norm in its shortcut.
+    flattened embeddings. `film_shortcut` is for a resnet12, the only one with a batch norm in its shortcut.
     """
     kind = settings.activation
     if kind == "auto":
-        kind = "leaky_relu" if backbone == "resnet12" else "relu"
+        kind = "leaky_relu" if backbone in RESNETS else "relu"
     activation, widths = ACTIVATIONS[kind], block_widths(backbone, settings)
     frozen, last = frozen_blocks(backbone, settings), len(widths) - 1
     entry = WRN_ENTRY if backbone == "wrn28-10" else channels
@@ -182,7 +187,7 @@ def build_network(
             blocks.append(ConvBlock(inputs, outputs, activation, **parts))
         elif backbone == "mlp":
             blocks.append(ConvBlock(inputs, outputs, activation, kernel=1, norm=False, pool=False, **parts))
-        elif backbone == "resnet12":
+        elif backbone in RESNETS:
             blocks.append(ResidualBlock(inputs, outputs, activation, film_shortcut=film_shortcut, **parts))
         else:
             halves = index > 0 and index % settings.group_blocks == 0

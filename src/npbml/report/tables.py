@@ -147,7 +147,7 @@ def markdown_table(lines: Sequence[Line], columns: Sequence[str]) -> list[str]:
 
 
 def summary(results: Sequence[Result]) -> list[str]:
-    """The cells of NPBML alone, as lines of Markdown for the README."""
+    """The cells of NPBML alone that the paper has or we have, as lines of Markdown for the README."""
     cells = [
         cell for name in ("table1", "table2") for cell in paper_tables()[name].cells if cell.method == "npbml"
     ]
@@ -155,7 +155,7 @@ def summary(results: Sequence[Result]) -> list[str]:
     if not used:
         return ["None of NPBML's cells in Tables 1 and 2 has been run with `npbml reproduce` yet."]
     below = [part for note in notes(used) for part in ("", note)]
-    lines = lines_of(cells, used)
+    lines = [line for line in lines_of(cells, used) if line.results or line.cell.paper]
     columns = [name for name in columns_of(lines) if name not in ("row", "method")]
     return ["NPBML, 5-way. " + LEGEND, "", *markdown_table(lines, columns), *below]
 
