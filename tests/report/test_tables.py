@@ -176,7 +176,8 @@ def test_the_summary_has_the_cells_of_npbml_alone() -> None:
     assert any("cifar-fs | conv4 | 1 | published | 67.00 ± 0.33 (2.00) | 3 |" in line for line in table)
     assert lines[-1].startswith("[1]: with train.steps=5")
     assert not any("resnet12-wide" in line for line in table)  # neither the paper's nor ours
-    assert sum("resnet12-wide" in line for line in summary([result(method="npbml", backbone="resnet12-wide")])) == 1
+    wide = summary([result(method="npbml", backbone="resnet12-wide")])
+    assert sum("resnet12-wide" in line for line in wide) == 1
     assert summary([]) == summary([SUPPORT]) and "yet" in summary([])[0] and len(summary([])) == 1
 
 
