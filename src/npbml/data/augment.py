@@ -87,33 +87,39 @@ def draw_variation(images: int, height: int, width: int, settings: AugmentSettin
     return Variation(top, left, high, wide, mirrored, places.argsort(1), factors)
 
 
-def vary(images: Tensor, variation: Variation) -> Tensor:
-    """Images uint8, or float in 0..1, [images, channels, height, width] to float32 in 0..1, as drawn."""
+def vary(images: Tensor, variation: Variation, size: int | None = None) -> Tensor:
+    """Images uint8, or float in 0..1, [images, channels, height, width] to float32 in 0..1, as drawn.
+
+    The crops get the size of the image, or sides of `size`.
+    """
     unit = 255 if images.dtype == torch.uint8 else 1
     variation = Variation(*(field.to(images.device) for field in variation))
-    return _jitter(_crop(images.to(torch.float32) / unit, variation), variation.order, variation.factors.float())
+    crops = _crop(images.to(torch.float32) / unit, variation, size)
+    return _jitter(crops, variation.order, variation.factors.float())
 
 
-def _crop(images: Tensor, variation: Variation) -> Tensor:
-    """Each crop, mirrored or not, at the size of the image, by bilinear sampling.
+def _crop(images: Tensor, variation: Variation, size: int | None) -> Tensor:
+    """Each crop, mirrored or not, at the size of the image or with sides of `size`, by bilinear sampling.
 
-    A crop is never larger than the image, so that it is only ever enlarged and needs no filter.
+    A crop is never larger than the image, so that at the size of the image it is only ever enlarged and needs no
+    filter. With sides of `size` a large one is shrunk, also without.
     """
-    y = _coordinates(variation.top, variation.height, images.shape[-2])
-    x = _coordinates(variation.left, variation.width, images.shape[-1])
+    height, width = images.shape[-2:]
+    y = _coordinates(variation.top, variation.height, height, size or height)
+    x = _coordinates(variation.left, variation.width, width, size or width)
     x = torch.where(variation.mirrored[:, None], x.flip(1), x)
     grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), -1)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def _coordinates(start: Tensor, length: Tensor, size: int) -> Tensor:
-    """Where the `size` pixels of the result lie along one side, in -1..1 of the image: [images, size].
+def _coordinates(start: Tensor, length: Tensor, side: int, size: int) -> Tensor:
+    """Where the `size` pixels of the result lie along a side of the image, in -1..1 of it: [images, size].
 
     Held inside the crop, whose outermost pixels go on as they are: what lies outside is cut off.
     """
     pixel = torch.arange(size, device=start.device)
     inside = ((pixel + 0.5) * length[:, None] / size - 0.5).clamp(min=0).minimum(length[:, None] - 1)
-    return ((2 * (start[:, None] + inside) + 1) / size - 1).float()
+    return ((2 * (start[:, None] + inside) + 1) / side - 1).float()
 
 
 def _jitter(images: Tensor, order: Tensor, factors: Tensor) -> Tensor:

@@ -76,7 +76,8 @@ class FrozenWork(nn.Module):
             settings, asked = self.settings.relation, self.relation.tail is not None
             if found or not asked:
                 networks = (stem, self.relation) if asked else (self.relation,)
-                found["embeddings"] = Frozen(self.embed, networks, (settings.turns, settings.enlarged))
+                views = settings.turns, settings.enlarged, settings.mirrored
+                found["embeddings"] = Frozen(self.embed, networks, views)
         return found
 
     def features_and_scores(

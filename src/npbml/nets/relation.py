@@ -29,6 +29,8 @@ class RelationSettings:
     """Of embeddings: by what factor images are enlarged first; those of pre-training are, by their crops."""
     turns: bool = setting(False)
     """Of embeddings: take those of an image in each of its quarter turns, all four together."""
+    mirrored: bool = setting(False)
+    """Of embeddings: take the mean of those of an image and of its mirror image."""
     centred: bool = setting(False)
     """Of embeddings: take the mean of a task's from each before angles are looked at."""
     evened: bool = setting(False)
@@ -100,19 +102,28 @@ class PrototypeScores(nn.Module):
         if self.settings.enlarged > 1:
             size = [round(self.settings.enlarged * side) for side in images.shape[-2:]]
             images = F.interpolate(images, size, mode="bilinear", align_corners=False)
-        return quarter_turns(images) if self.settings.turns else [images]
+        seen = [images, images.flip(-1)] if self.settings.mirrored else [images]
+        return [view for image in seen for view in (quarter_turns(image) if self.settings.turns else [image])]
 
     def embed(self, views: Sequence[Tensor], stem: Callable[[Tensor], Tensor]) -> Tensor:
         """Views of images to embeddings [n, networks * views * width]; each network's of a view have length 1.
 
         `stem` is that of the learner's network.
         """
-        found: list[Tensor] = []
+        tail, found = self.tail, []
         if self.encoder is not None:
-            found += [self.encoder(view) for view in views]
-        if self.tail is not None:
-            found += [self.tail(stem(view)) for view in views]
-        return torch.cat([F.normalize(part, dim=1) for part in found], 1)
+            found += self._parts(self.encoder, views)
+        if tail is not None:
+            found += self._parts(lambda view: tail(stem(view)), views)
+        return torch.cat(found, 1)
+
+    def _parts(self, network: Callable[[Tensor], Tensor], views: Sequence[Tensor]) -> list[Tensor]:
+        """A network's embeddings of each view; those of mirrored ones, which come last, join the others."""
+        parts = [F.normalize(network(view), dim=1) for view in views]
+        if not self.settings.mirrored:
+            return parts
+        half = len(parts) // 2
+        return [F.normalize(a + b, dim=1) for a, b in zip(parts[:half], parts[half:], strict=True)]
 
     def forward(self, support: Tensor, labels: Tensor, query: Tensor, ways: int) -> Tensor:
         """embeddings support [n, width], labels [n], query [m, width] -> scores [m, ways] that sum to 1"""

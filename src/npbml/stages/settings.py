@@ -38,6 +38,12 @@ class PretrainSettings:
     """Learn from the encoder that scores (relation.kind=encoder), which is trained first, as well."""
     turns: bool = setting(False)
     """Turn images by quarters, and have each turn of a class be a class of its own."""
+    crop_size: int | None = setting(None, low=16)
+    """Side of the crops that the encoder learns from; that of the images if not given."""
+    mixed: float = setting(0.0, low=0, high=1)
+    """The part of the images that is mixed with another one, labels in the same proportion."""
+    cosine: float = setting(0.0, low=0)
+    """Classify by the cosine to each class's weights, multiplied by this; 0 has products."""
     augment: AugmentSettings = group(AugmentSettings)
 
 
@@ -57,6 +63,12 @@ class RelationStageSettings(RelationSettings):
     """Meta-validation tasks in a validation."""
     augment: bool = setting(True)
     """Augment the episodes as in pre-training."""
+    crop_size: int | None = setting(None, low=16)
+    """Side of the crops that an encoder that scores learns from; that of the images if not given."""
+    mixed: float = setting(0.0, low=0, high=1)
+    """The part of the images that is mixed with another one, labels in the same proportion."""
+    cosine: float = setting(0.0, low=0)
+    """Classify by the cosine to each class's weights, multiplied by this; 0 has products."""
 
 
 @dataclass(frozen=True)
