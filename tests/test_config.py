@@ -117,6 +117,8 @@ def test_a_plain_run_is_the_quick_protocol_on_glyphs() -> None:
 def test_plain_is_best_but_for_its_scores(backbone: str) -> None:
     best, plain = (preset(protocol, "mini-imagenet", backbone) for protocol in ("best", "plain"))
     scores = {f"relation.{name}" for name in ("kind", "enlarged", "turns", "centred", "evened", "rounds")}
+    if backbone == "resnet12-wide":  # its images are larger than the crops that it learns from as they are
+        scores = scores - {"relation.enlarged"} | {"relation.mirrored"}
     taught = set() if backbone == "conv4" else {"pretrain.taught"}
     assert set(differences(best, plain)) == {"protocol", "loss.trust", *scores, *taught}
     for method in RECIPES:
@@ -265,6 +267,8 @@ def test_a_missing_settings_file_is_refused_by_name(tmp_path: Path) -> None:
             "loss has every term switched off",
         ),
         ({"pretrain": {"augment": {"flip": True}}}, "pretrain.augment.flip mirrors images.*glyphs"),
+        ({"relation": {"mirrored": True}}, "relation.mirrored mirrors images.*glyphs"),
+        ({"pretrain": {"crop_size": 24}, "net": {"embedding": "flatten"}}, "pretrain.crop_size.*embedding=mean"),
         ({"train": {"crop_scale_low": 0.2}}, "train.crop_scale_low is about augmented tasks"),
         ({"pretrain": {"taught": True}}, "pretrain.taught.*there is none: set relation.kind=encoder"),
         *(

@@ -72,6 +72,7 @@ def meta_trainer(config: Config, device: str, say: Callable[[str], None]) -> Met
 STAGES: dict[str, tuple[Make, dict[str, Any]]] = {
     "pre-training": (pretrainer, {}),
     "pre-training, taught": (pretrainer, {"relation": {"kind": "encoder"}, "pretrain": {"taught": True}}),
+    "pre-training, crops of another size": (pretrainer, {"pretrain": {"crop_size": 20}}),
     "relation network": (scorer, {}),
     "an encoder that only scores": (scorer, {"relation": {"kind": "encoder"}}),
     "meta-training, scored by an encoder": (
@@ -84,6 +85,7 @@ STAGES: dict[str, tuple[Make, dict[str, Any]]] = {
             "relation": {
                 "kind": "both",
                 "enlarged": 1.2,
+                "mirrored": True,
                 "turns": True,
                 "centred": True,
                 "evened": True,

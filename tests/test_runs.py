@@ -185,6 +185,9 @@ def test_an_encoder_that_only_scores_is_a_stage_that_other_runs_take_over(config
     assert other._loop("relation").done and not other._loop("pretrain").done
     with pytest.raises(SettingError, match=r"halves an image 5 times, 16 pixels are too few: give fewer"):
         Run.start(tmp_path / "deep", override(settings, {"relation": {"widths": [2] * 5}}))
+    small = {"image_size": 32, "relation": {"widths": [2] * 5, "crop_size": 16}}
+    with pytest.raises(SettingError, match=r"halves an image 5 times, 16 pixels are too few: give fewer"):
+        Run.start(tmp_path / "small", override(settings, small))
 
 
 def test_a_taught_encoder_waits_for_what_teaches_it_and_depends_on_it(config: Config, tmp_path: Path) -> None:

@@ -155,11 +155,16 @@ BEST_OF: dict[str, dict[str, Any]] = {
 }
 # What scores is as wide as what learns.
 BEST_OF["resnet12-wide"] = merged(BEST_OF["resnet12"], {"relation": {"widths": list(WIDTHS["resnet12-wide"])}})
-# At 84x84, where a step takes six times as long. The wide ResNet-12, which takes longer still, scores after 5,000.
+# At 84x84, where a step takes six times as long. The wide ResNet-12, which takes longer still, learns from crops
+# of 64x64, to which the images as they are compare as enlarged ones do to crops of their own size.
 LARGE_SCORES: dict[str, Any] = {"relation": {"steps": 10_000, "validate_every": 2000}}
 BEST_LARGE: dict[str, dict[str, Any]] = {
     "conv4": {"pretrain": {"steps": 8000}, **LARGE_SCORES},
     "resnet12": LARGE_SCORES,
+    "resnet12-wide": {
+        "pretrain": {"steps": 4000, "crop_size": 64},
+        "relation": {"steps": 4000, "crop_size": 64, "enlarged": 1.0, "mirrored": True},
+    },
 }
 # The scores of `best` are nearly all that a learner reaches with them, and need all query images of a task. With
 # cosines of its own embeddings as they are in their place, the rule shows what it is worth by itself.
@@ -167,6 +172,7 @@ PLAIN: dict[str, Any] = {
     "relation": {
         "kind": "prototypes",
         "enlarged": 1.0,
+        "mirrored": False,
         "turns": False,
         "centred": False,
         "evened": False,
@@ -329,8 +335,13 @@ def read_file(path: Path) -> dict[str, Any]:
 def check_config(config: Config) -> None:
     """Refuse settings that are out of range or at odds with each other."""
     check(config)
-    if config.dataset in MIRRORED and config.pretrain.augment.flip:
-        raise SettingError(f"pretrain.augment.flip mirrors images, which changes the class of {config.dataset}.")
+    mirrors = {
+        "pretrain.augment.flip": config.pretrain.augment.flip,
+        "relation.mirrored": config.relation.mirrored,
+    }
+    for name, mirrored in mirrors.items():
+        if config.dataset in MIRRORED and mirrored:
+            raise SettingError(f"{name} mirrors images, which changes the class of {config.dataset}.")
     values = {
         "sinusoid": config.dataset == "sinusoid",
         "mlp": config.backbone == "mlp",
@@ -347,6 +358,11 @@ def check_config(config: Config) -> None:
         )
     if config.train.crop_scale_low is not None and not config.train.augment:
         raise SettingError("train.crop_scale_low is about augmented tasks: set train.augment=true.")
+    if config.pretrain.crop_size is not None and config.net.embedding == "flatten":
+        raise SettingError(
+            "pretrain.crop_size has crops of another size than the images, and net.embedding=flatten depends on "
+            "their size: set net.embedding=mean."
+        )
     if config.pretrain.taught and not config.relation.pretrains:
         raise SettingError(
             "pretrain.taught learns from the encoder that scores, and there is none: set relation.kind=encoder."

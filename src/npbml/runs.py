@@ -145,7 +145,8 @@ class Run:
 
     def check_sizes(self, methods: Iterable[str]) -> None:
         """Refuse networks that pool more often than the images can be halved."""
-        config, size = self.config, self.images.size
+        config = self.config
+        size, of_scores = (self._smallest(crop) for crop in (config.pretrain.crop_size, config.relation.crop_size))
         least = smallest_image(config.backbone, config.net)
         if size < least:
             raise SettingError(
@@ -153,11 +154,15 @@ class Run:
             )
         network, blocks = config.relation.kind == "network", len(config.relation.widths)
         halvings = 2 + min(config.relation.pools, blocks) if network else blocks
-        if "relation" in self.needs(methods) and size < 2**halvings:
+        if "relation" in self.needs(methods) and of_scores < 2**halvings:
             raise SettingError(
-                f"The relation network halves an image {halvings} times, {size} pixels are too few: "
+                f"The relation network halves an image {halvings} times, {of_scores} pixels are too few: "
                 f"{'lower relation.pools' if network else 'give fewer relation.widths'}."
             )
+
+    def _smallest(self, crop: int | None) -> int:
+        """The smallest side of what a network sees: the images, or the crops that it learns from."""
+        return min(self.images.size, crop or self.images.size)
 
     def pretrain(self) -> dict[str, Any]:
         """Pre-train the encoder, or go on, or do nothing where that is done."""

@@ -29,13 +29,13 @@ def some_images(count: int, channels: int, height: int, width: int | None = None
     return torch.from_numpy(((fine + 2 * coarse) // 3).astype(np.uint8))
 
 
-def cropped(image: torch.Tensor, variation: Variation, place: int) -> np.ndarray:
+def cropped(image: torch.Tensor, variation: Variation, place: int, size: int | None = None) -> np.ndarray:
     """The crop as float [channels, height, width] of 0..1: Pillow's, channel by channel."""
     top, left, height, width = (int(field[place]) for field in variation[:4])
     channels = []
     for channel in image.numpy().astype(np.float32) / 255:
         crop = Image.fromarray(channel).crop((left, top, left + width, top + height))
-        crop = crop.resize(channel.shape[::-1], Image.Resampling.BILINEAR)
+        crop = crop.resize((size, size) if size else channel.shape[::-1], Image.Resampling.BILINEAR)
         channels.append(np.asarray(ImageOps.mirror(crop) if variation.mirrored[place] else crop))
     return np.stack(channels).astype(np.float64)
 
@@ -81,6 +81,23 @@ def test_a_batch_is_what_each_image_would_be(
     for place in range(24):
         expected = jittered(cropped(images[place], variation, place), variation, place)
         np.testing.assert_allclose(varied[place], expected, rtol=0, atol=2e-5)
+
+
+def test_crops_of_another_size_are_what_each_image_would_be() -> None:
+    images = some_images(24, 3, 28, 24)
+    variation = draw_variation(24, 28, 24, AugmentSettings(), number(0, "size"))
+    varied = vary(images, variation, 40).double().numpy()
+    assert varied.shape == (24, 3, 40, 40)
+    for place in range(24):
+        expected = jittered(cropped(images[place], variation, place, 40), variation, place)
+        np.testing.assert_allclose(varied[place], expected, rtol=0, atol=2e-5)
+
+
+def test_whole_images_of_half_the_size_are_the_means_of_four_pixels() -> None:
+    images = some_images(8, 3, 20)
+    variation = draw_variation(8, 20, 20, PLAIN, number(1))
+    expected = (images / 255).unflatten(3, (10, 2)).unflatten(2, (10, 2)).mean((3, 5))
+    torch.testing.assert_close(vary(images, variation, 10), expected, rtol=0, atol=1e-5)
 
 
 def test_jitter_is_what_pillow_calls_enhancing() -> None:

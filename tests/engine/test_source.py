@@ -122,15 +122,17 @@ def test_embeddings_of_other_views_are_not_shared_with_those_of_images_as_they_s
 ) -> None:
     kept: Features = {}
     learners = [
-        make_learner(relation={"kind": "encoder", **views}) for views in ({}, {"turns": True}, {"enlarged": 1.5})
+        make_learner(relation={"kind": "encoder", **views})
+        for views in ({}, {"turns": True}, {"enlarged": 1.5}, {"mirrored": True})
     ]
-    plain, turned, large = (
+    plain, turned, large, mirrored = (
         TaskSource(learner, classes, 1, 1, kept=kept).known["embeddings"] for learner in learners
     )
     width = plain.shape[1]
     assert turned.shape == (30, 4 * width) and large.shape == plain.shape
     torch.testing.assert_close(turned[:, :width], plain)
     assert (large - plain).abs().min() > 1e-9
+    assert mirrored.shape == plain.shape and (mirrored - plain).abs().max() > 1e-9
 
 
 @pytest.mark.parametrize("norm", ["batch", "running"])

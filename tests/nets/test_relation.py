@@ -196,6 +196,34 @@ def test_views_are_of_enlarged_images(enlarged: float, side: int) -> None:
     torch.testing.assert_close(views[2], first.flip(2, 3))
 
 
+class Corner(torch.nn.Module):
+    """The embedding is what stands in a corner of the image, which turns and mirrors change."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images[:, :, 0, :2].flatten(1)
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_embeddings_of_mirrored_images_join_those_of_the_same_turn(turns: bool) -> None:
+    images = torch.randn(5, 2, 4, 4, generator=generator(0, "images"), dtype=torch.float64)
+    scores = PrototypeScores(Corner(), Corner(), RelationSettings(kind="both", turns=turns, mirrored=True))
+
+    def stem(view: Tensor) -> Tensor:
+        return view.square()
+
+    def unit(rows: Tensor) -> Tensor:
+        return rows / rows.norm(dim=1, keepdim=True)
+
+    parts = []
+    for begin in (same, stem):
+        for turn in range(4 if turns else 1):
+            both = [Corner()(begin(seen.rot90(turn, (2, 3)))) for seen in (images, images.flip(3))]
+            parts.append(unit(unit(both[0]) + unit(both[1])))
+    found = scores.embed(scores.views(images), stem)
+    torch.testing.assert_close(found, torch.cat(parts, 1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(scores.embed(scores.views(images.flip(3)), stem), found, rtol=0, atol=1e-12)
+
+
 def test_items_are_evened_by_the_fourth_root_of_their_covariance() -> None:
     items = torch.randn(12, 30, generator=generator(0, "items"), dtype=torch.float64)
     items[:, :3] *= 20.0  # most of it lies in a few directions

@@ -25,7 +25,7 @@ from npbml.stages.pretrain import (
     turned,
     use_norms,
 )
-from npbml.stages.relation import relation_trainer, teacher
+from npbml.stages.relation import relation_trainer, scorer_config, teacher
 from npbml.stages.settings import PretrainSettings
 
 CPU = torch.device("cpu")
@@ -280,6 +280,23 @@ def test_augmentation_is_of_the_training_classes_and_by_the_generator() -> None:
     plain = override(Config(), {"pretrain": {"augment": {"crop_scale_low": 1.0, "jitter": 0.0, "flip": False}}})
     still = augmented(classes, plain.pretrain.augment, numbers[0])(indices)
     torch.testing.assert_close(still, classes.batch(indices), rtol=0, atol=1e-4)
+
+
+def test_the_encoder_learns_from_crops_of_the_size_that_is_asked_for() -> None:
+    trainer = pretrainer(pretrain={"crop_size": 24})
+    numbers = draw_numbers(generator(0), 2)
+    chosen = keys(numbers[0], 12) % len(trainer.train.images)
+    seen = augmented(trainer.train, trainer.config.pretrain.augment, numbers[1], size=24)(chosen)
+    assert seen.shape == (12, 1, 24, 24)
+    expected = torch.nn.functional.cross_entropy(trainer.module(seen), trainer.labels[chosen])
+    torch.testing.assert_close(trainer._gradient(numbers)[0], expected)
+
+
+def test_what_scores_has_crops_of_its_own_size() -> None:
+    config = override(
+        override(preset("quick"), SMALL), {"pretrain": {"crop_size": 20}, "relation": {"crop_size": 24}}
+    )
+    assert scorer_config(config).pretrain.crop_size == 24 and config.pretrain.crop_size == 20
 
 
 def test_colour_and_grey_pictures_are_both_taken() -> None:

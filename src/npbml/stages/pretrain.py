@@ -24,7 +24,7 @@ from npbml.learner.build import encoder
 from npbml.learner.settings import image_spec
 from npbml.nets.layers import Norm, freeze, initialise, set_norm
 from npbml.nets.network import Network
-from npbml.randomness import draw_numbers, generator, keys, scattered, uniform
+from npbml.randomness import draw_numbers, generator, keys, scattered
 from npbml.rule.loss import one_hot
 from npbml.rule.warp import Warp
 from npbml.stages.settings import PretrainSettings
@@ -101,19 +101,11 @@ class Pretrainer:
         if settings.turns:
             turns = torch.arange(settings.batch, device=images.device)[mine(settings.batch)] % TURNS
             images, labels = turned(images, turns), TURNS * labels + turns
-        if settings.mixed:
-            drawn = uniform(scattered(numbers[0]), settings.batch)[mine(settings.batch)]
-            share = (drawn / settings.mixed).clamp(max=1).to(images.dtype)
-            images = torch.lerp(other_of(images), images, share.view(-1, 1, 1, 1))
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)
         with in_precision(self.engine.precision, self.device):
             logits = self.module(images).to(images.dtype)
-        if settings.mixed:
-            own, other = (F.cross_entropy(logits, of, reduction="none") for of in (labels, other_of(labels)))
-            loss = torch.lerp(other, own, share).mean()
-        else:
-            loss = F.cross_entropy(logits, labels)
+        loss = F.cross_entropy(logits, labels)
         if self.teacher is not None:
             with torch.no_grad(), in_precision(self.engine.precision, self.device):
                 known = self.teacher(images).to(images.dtype)
@@ -180,26 +172,8 @@ def turned(images: Tensor, turns: Tensor) -> Tensor:
 def classifier(config: Config, train: ClassSet) -> nn.Sequential:
     """The encoder as it is pre-trained, and a head that tells the training classes apart."""
     network = pretrain_network(config, image_spec(train))
-    outputs = len(train) * (TURNS if config.pretrain.turns else 1)
-    scale = config.pretrain.cosine
-    head = Cosines(network.width, outputs, scale) if scale else nn.Linear(network.width, outputs)
+    head = nn.Linear(network.width, len(train) * (TURNS if config.pretrain.turns else 1))
     return nn.Sequential(OrderedDict(network=network, head=head))
-
-
-class Cosines(nn.Linear):
-    """Embeddings [n, inputs] -> their cosines to each class's weights, scaled, [n, outputs]."""
-
-    def __init__(self, inputs: int, outputs: int, scale: float) -> None:
-        super().__init__(inputs, outputs, bias=False)
-        self.scale = scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale * F.linear(F.normalize(x, dim=1), F.normalize(self.weight, dim=1))
-
-
-def other_of(items: Tensor) -> Tensor:
-    """What each item of a batch is mixed with: the one TURNS places on, turned as it is, or before it."""
-    return items.unflatten(0, (-1, 2, TURNS)).flip(1).flatten(0, 2)
 
 
 def pretrain_network(config: Config, images: ImageSpec) -> Network:

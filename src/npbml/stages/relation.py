@@ -43,7 +43,7 @@ def relation_trainer(
 
 def scorer_config(config: Config) -> Config:
     """The configuration by which an encoder that only scores is pre-trained."""
-    names = ("steps", "validate_every", "validation_tasks", "crop_size", "mixed", "cosine")
+    names = ("steps", "validate_every", "validation_tasks", "crop_size")
     own = {name: getattr(config.relation, name) for name in names}
     return replace(for_scores(config), pretrain=replace(config.pretrain, warp=False, taught=False, **own))
 

@@ -40,10 +40,6 @@ class PretrainSettings:
     """Turn images by quarters, and have each turn of a class be a class of its own."""
     crop_size: int | None = setting(None, low=16)
     """Side of the crops that the encoder learns from; that of the images if not given."""
-    mixed: float = setting(0.0, low=0, high=1)
-    """The part of the images that is mixed with another one, labels in the same proportion."""
-    cosine: float = setting(0.0, low=0)
-    """Classify by the cosine to each class's weights, multiplied by this; 0 has products."""
     augment: AugmentSettings = group(AugmentSettings)
 
 
@@ -65,10 +61,6 @@ class RelationStageSettings(RelationSettings):
     """Augment the episodes as in pre-training."""
     crop_size: int | None = setting(None, low=16)
     """Side of the crops that an encoder that scores learns from; that of the images if not given."""
-    mixed: float = setting(0.0, low=0, high=1)
-    """The part of the images that is mixed with another one, labels in the same proportion."""
-    cosine: float = setting(0.0, low=0)
-    """Classify by the cosine to each class's weights, multiplied by this; 0 has products."""
 
 
 @dataclass(frozen=True)
