@@ -162,8 +162,8 @@ BEST_LARGE: dict[str, dict[str, Any]] = {
     "conv4": {"pretrain": {"steps": 8000}, **LARGE_SCORES},
     "resnet12": LARGE_SCORES,
     "resnet12-wide": {
-        "pretrain": {"steps": 4000, "crop_size": 64},
-        "relation": {"steps": 4000, "crop_size": 64, "enlarged": 1.0, "mirrored": True},
+        "pretrain": {"steps": 4000, "validate_every": 2000, "crop_size": 64},
+        "relation": {"steps": 4000, "validate_every": 2000, "crop_size": 64, "enlarged": 1.0, "mirrored": True},
     },
 }
 # The scores of `best` are nearly all that a learner reaches with them, and need all query images of a task. With

@@ -50,7 +50,7 @@ def make_reproducible(device: torch.device) -> None:
         small_workspace()
         torch.use_deterministic_algorithms(True, warn_only=True)
         # New tensors are not read before they are written: to fill them costs ResNet-12 a twentieth of a step.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def small_workspace() -> None:
