@@ -27,8 +27,8 @@ from npbml.learner import Learner
 from npbml.run_folder import read_config
 from npbml.runs import Run
 
-PLAIN = {"enlarged": 1.0, "turns": False, "centred": False, "evened": False, "rounds": 0}
-ALL = {"turns": True, "centred": True, "evened": True, "rounds": 10}
+PLAIN = {"enlarged": 1.0, "mirrored": False, "turns": False, "centred": False, "evened": False, "rounds": 0}
+ALL = {"mirrored": False, "turns": True, "centred": True, "evened": True, "rounds": 10}
 SCORES: dict[str, dict[str, Any]] = {
     "cosines": PLAIN,
     "of the turns side by side": {**PLAIN, "turns": True},
@@ -37,6 +37,7 @@ SCORES: dict[str, dict[str, Any]] = {
     "and ten": {**PLAIN, "turns": True, "centred": True, "rounds": 10},
     "and evened": {**PLAIN, **ALL},
     "and enlarged by 1.2": {**ALL, "enlarged": 1.2},
+    "and mirrored": {**ALL, "enlarged": 1.2, "mirrored": True},
     "rounds alone": {**PLAIN, "rounds": 5},
 }
 

@@ -4,7 +4,7 @@ python docs/refresh.py runs RUN [RUN ...]   a row for each run of `npbml run --s
 python docs/refresh.py comparison RUN       the table and picture of an `npbml compare`
 python docs/refresh.py regression RUN       the table of an `npbml compare --dataset sinusoid`
 python docs/refresh.py results FOLDER       the cells of NPBML among the results of `npbml reproduce`
-python docs/refresh.py common RUN [RUN ...] every `npbml compare` of all systems, in results/README.md
+python docs/refresh.py common RUN           an `npbml compare` of all systems, in results/README.md
 """
 
 import json
@@ -25,7 +25,7 @@ def main() -> None:
     if kind not in ("runs", "comparison", "regression", "results", "common") or not runs:
         sys.exit(__doc__)
     if kind == "common":
-        put("common", [line for run in runs for line in common_table(run)], RESULTS / "README.md")
+        put_common(runs[0])
         return
     if kind == "results":
         put("results", summary(read_results(runs[0])))
@@ -49,12 +49,13 @@ def put(kind: str, lines: list[str], file: Path = README) -> None:
     file.write_text(before + "\n".join([begin, *lines, end]) + after, encoding="utf-8")
 
 
-def common_table(run: Path) -> list[str]:
+def put_common(run: Path) -> None:
     """The table of a comparison, and its picture, which is kept beside the results."""
     first = json.loads((run / "comparison.json").read_text())[0]
-    picture = f"common-{first['dataset']}-{first['shots']}shot.png"
-    shutil.copy(run / "pictures" / "comparison.png", RESULTS / picture)
-    return [*comparison_table(run), "", f"![accuracy and time of every method]({picture})", ""]
+    name = f"common-{first['dataset']}-{first['shots']}shot"
+    shutil.copy(run / "pictures" / "comparison.png", RESULTS / f"{name}.png")
+    lines = [*comparison_table(run), "", f"![accuracy and time of every method]({name}.png)"]
+    put(f"common, {first['shots']}-shot", lines, RESULTS / "README.md")
 
 
 def runs_table(runs: list[Path]) -> list[str]:

@@ -243,7 +243,9 @@ class Run:
     def _task_source(self, learner: Learner, classes: ClassSet) -> TaskSource:
         config = self.config
         precision = resolved(config.engine, self.device).precision
-        return TaskSource(learner, classes, config.shots, config.queries, precision, self._features)
+        return TaskSource(
+            learner, classes, config.shots, config.queries, precision, self._features, self.observer.said
+        )
 
     def test(
         self, method: str, tick: Callable[[int], None] = lambda count: None, dataset: str | None = None

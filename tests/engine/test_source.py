@@ -12,7 +12,7 @@ import torch
 
 import npbml.engine.source as source_module
 from npbml.data.tasks import ClassSet, Task
-from npbml.engine.source import Features, TaskSource
+from npbml.engine.source import Features, TaskSource, duration
 from npbml.learner import Learner
 from npbml.randomness import generator
 
@@ -183,3 +183,15 @@ def test_c29_images_that_look_different_are_not_taken_from_the_kept_features(
     )
     for mine, expected in zip(prepared, learner.prepare_tasks(mirrored), strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-10)
+
+
+def test_frozen_work_that_takes_long_is_told_beforehand(
+    make_learner: Callable[..., Learner], classes: ClassSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, told = make_learner(net={"stem_norm": "running"}), []
+    TaskSource(learner, classes, 1, 1, say=told.append)
+    assert not told
+    monkeypatch.setattr("npbml.engine.source.SLOW", 0.0)
+    TaskSource(learner, classes, 1, 1, say=told.append)
+    assert [words.partition(", in about")[0] for words in told] == ["The features of 30 images are computed once"]
+    assert [duration(seconds) for seconds in (31.2, 600.0)] == ["31 s", "10 min"]

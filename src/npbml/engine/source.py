@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from npbml.data.tasks import ClassSet, task_noise
 from npbml.engine.device import in_precision, set_precision
 from npbml.learner import Frozen, Learner, Prepared
 
+SLOW = 20.0  # seconds of frozen work from which on it is told beforehand
 CACHE_BYTES = 4 * 2**30  # of a CPU's memory; of a GPU's it may be half of what is free
 # In half precision where products are rounded as much anyway.
 KEPT_AS = {"float32": None, "tf32": torch.float16, "bfloat16": torch.bfloat16}
@@ -52,16 +54,17 @@ class TaskSource:
         queries: int,
         precision: str = "float32",
         kept: Features | None = None,
+        say: Callable[[str], None] = lambda words: None,
     ) -> None:
         self.learner, self.classes, self.shots, self.queries = learner, classes, shots, queries
-        self.precision = precision
+        self.precision, self.say = precision, say
         set_precision(precision)
         self.known: dict[str, Tensor] = {}
         kept = {} if kept is None else kept
         for name, frozen in learner.alone().items():
             key = self._key(name, frozen)
             if key not in kept:
-                kept[key] = classes.images, self._computed(frozen)
+                kept[key] = classes.images, self._computed(name, frozen)
             if (found := kept[key][1]) is not None:
                 self.known[name] = found
 
@@ -106,7 +109,7 @@ class TaskSource:
         return name, id(self.classes.images), *seen, self.precision, weights.digest()
 
     @torch.no_grad()
-    def _computed(self, frozen: Frozen) -> Tensor | None:
+    def _computed(self, name: str, frozen: Frozen) -> Tensor | None:
         """What is made of every image, in memory or on disk; None where there is no room for it."""
         images = self.classes.images
 
@@ -114,7 +117,11 @@ class TaskSource:
             with in_precision(self.precision, images.device):
                 return frozen.of(images[start : start + 512])
 
+        started = time.perf_counter()
         first = part(0)
+        seconds = (time.perf_counter() - started) * len(images) / len(first)
+        if seconds > SLOW:
+            self.say(f"The {name} of {len(images)} images are computed once, in about {duration(seconds)}.")
         wanted = KEPT_AS[self.precision] or first.dtype
         entries = len(images) * first[0].numel()
         room = torch.cuda.mem_get_info(images.device)[0] // 2 if images.is_cuda else CACHE_BYTES
@@ -128,6 +135,11 @@ class TaskSource:
         for start in range(0, len(images), 512):
             kept[start : start + 512] = part(start)
         return kept
+
+
+def duration(seconds: float) -> str:
+    """Roughly, in words."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def on_disk(entries: int) -> Tensor | None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from npbml.data.augment import quarter_turns
 from npbml.nets.layers import ResidualBlock
+from npbml.nets.network import WIDTHS
 from npbml.settings import setting
 
 
@@ -37,7 +38,7 @@ class RelationSettings:
     """Of embeddings: let directions in which those of a task spread widely count less."""
     rounds: int = setting(0, low=0)
     """Of embeddings: how often the query images, by their scores, join the means of their classes."""
-    widths: tuple[int, ...] = setting((64, 128, 256, 512), low=1)
+    widths: tuple[int, ...] = setting(WIDTHS["resnet12"], low=1)
     """Filters of the encoder's residual blocks; the relation module has the last width."""
     pools: int = setting(2, low=0)
     """How many of the encoder's blocks pool, counted from the first."""
