@@ -16,7 +16,7 @@ from npbml.data.tasks import ClassSet, task_noise
 from npbml.engine.device import in_precision, set_precision
 from npbml.learner import Frozen, Learner, Prepared
 
-SLOW = 20.0  # seconds of frozen work from which on it is told beforehand
+SLOW = 1.0  # minutes of frozen work from which on it is told beforehand
 CACHE_BYTES = 4 * 2**30  # of a CPU's memory; of a GPU's it may be half of what is free
 # In half precision where products are rounded as much anyway.
 KEPT_AS = {"float32": None, "tf32": torch.float16, "bfloat16": torch.bfloat16}
@@ -119,9 +119,9 @@ class TaskSource:
 
         started = time.perf_counter()
         first = part(0)
-        seconds = (time.perf_counter() - started) * len(images) / len(first)
-        if seconds > SLOW:
-            self.say(f"The {name} of {len(images)} images are computed once, in about {duration(seconds)}.")
+        minutes = (time.perf_counter() - started) * len(images) / len(first) / 60
+        if minutes > SLOW:
+            self.say(f"The {name} of {len(images)} images are computed once, in about {minutes:.0f} min.")
         wanted = KEPT_AS[self.precision] or first.dtype
         entries = len(images) * first[0].numel()
         room = torch.cuda.mem_get_info(images.device)[0] // 2 if images.is_cuda else CACHE_BYTES
@@ -135,11 +135,6 @@ class TaskSource:
         for start in range(0, len(images), 512):
             kept[start : start + 512] = part(start)
         return kept
-
-
-def duration(seconds: float) -> str:
-    """Roughly, in words."""
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def on_disk(entries: int) -> Tensor | None:
