@@ -4,7 +4,7 @@ python docs/refresh.py runs RUN [RUN ...]   a row for each run of `npbml run --s
 python docs/refresh.py comparison RUN       the table and picture of an `npbml compare`
 python docs/refresh.py regression RUN       the table of an `npbml compare --dataset sinusoid`
 python docs/refresh.py results FOLDER       the cells of NPBML among the results of `npbml reproduce`
-python docs/refresh.py common RUN           an `npbml compare` of all systems, in results/README.md
+python docs/refresh.py common RUN [RUN ...] each `npbml compare` of all systems, in results/README.md
 """
 
 import json
@@ -25,7 +25,8 @@ def main() -> None:
     if kind not in ("runs", "comparison", "regression", "results", "common") or not runs:
         sys.exit(__doc__)
     if kind == "common":
-        put_common(runs[0])
+        for run in runs:
+            put_common(run)
         return
     if kind == "results":
         put("results", summary(read_results(runs[0])))

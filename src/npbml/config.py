@@ -156,7 +156,7 @@ BEST_OF: dict[str, dict[str, Any]] = {
 # What scores is as wide as what learns.
 BEST_OF["resnet12-wide"] = merged(BEST_OF["resnet12"], {"relation": {"widths": list(WIDTHS["resnet12-wide"])}})
 # At 84x84, where a step takes six times as long. The wide ResNet-12, which takes longer still, learns from crops
-# of 64x64, to which the images as they are compare as enlarged ones do to crops of their own size.
+# of 64x64: compared to these the images are large already, and need not be enlarged to be scored.
 LARGE_SCORES: dict[str, Any] = {"relation": {"steps": 10_000, "validate_every": 2000}}
 BEST_LARGE: dict[str, dict[str, Any]] = {
     "conv4": {"pretrain": {"steps": 8000}, **LARGE_SCORES},
