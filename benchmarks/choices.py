@@ -20,18 +20,22 @@ from typing import Any
 
 import torch
 
-from npbml.config import method_config, override, preset
 from npbml.data.sets import open_dataset
 from npbml.engine.device import choose_device, make_reproducible
-from npbml.engine.evaluate import ACCURACY, evaluate
+from npbml.engine.evaluate import evaluate
 from npbml.engine.settings import resolved
 from npbml.engine.source import Features, TaskSource
-from npbml.files import load_tensors, read_json, write_json, write_whole
-from npbml.learner import Learner
+from npbml.json_files import read_json, write_json, write_whole
+from npbml.lab.protocols import preset
+from npbml.lab.schema import method_config, override
+from npbml.learner.learner import Learner
 from npbml.learner.settings import image_spec
-from npbml.stages.loop import Loop, Observer, run_loop
+from npbml.measures import ACCURACY
 from npbml.stages.metatrain import MetaTrainer
-from npbml.stages.relation import relation_trainer
+from npbml.stages.observer import Observer
+from npbml.stages.scorer import relation_trainer
+from npbml.stages.stage import Stage, run_stage
+from npbml.tensor_files import load_tensors
 
 FULL = "npbml"
 
@@ -170,7 +174,7 @@ def train(name: str, options: argparse.Namespace, shared: Shared) -> None:
     if config.relation.kind == "network":
         relation = relation_trainer(config, splits["train"], splits["val"], device, observer.said)
         trained = _loop(folder, "relation", config.relation)
-        run_loop(trained, relation, observer, {})
+        run_stage(trained, relation, observer, {})
         learner.take_relation(load_tensors(trained.file(0))[0])
     elif config.relation.pretrains and learner.relation is not None:
         learner.take_relation(load_tensors(options.encoder / "relation" / "relation.safetensors")[0])
@@ -182,7 +186,7 @@ def train(name: str, options: argparse.Namespace, shared: Shared) -> None:
     }
     trainer = MetaTrainer(config, learner, sources["train"], sources["val"], observer.said)
     loop = _loop(folder, "train", config.train)
-    summary = run_loop(loop, trainer, observer, {})
+    summary = run_stage(loop, trainer, observer, {})
     learner.load_state_dict(load_tensors(loop.file(0))[0])
     at_a_time, purpose = config.test.together, "choices"
     per_task = evaluate(trainer.answer, sources["val"].draw, options.tasks, at_a_time, config.seed, purpose)
@@ -205,8 +209,8 @@ def train(name: str, options: argparse.Namespace, shared: Shared) -> None:
     write_json(file, outcome)
 
 
-def _loop(folder: Path, stage: str, settings: Any) -> Loop:
-    return Loop(stage, folder / stage, "learner.safetensors", settings.steps, settings.validate_every, 60.0, stage)
+def _loop(folder: Path, stage: str, settings: Any) -> Stage:
+    return Stage(stage, folder / stage, "learner.safetensors", settings.steps, settings.validate_every, 60.0, stage)
 
 
 class Spoken(Observer):

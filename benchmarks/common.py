@@ -21,14 +21,17 @@ import torch
 from torch import Tensor
 
 import npbml
-from npbml.config import method_config, override, preset
-from npbml.data.tasks import Task
 from npbml.engine.capture import first_line
 from npbml.engine.device import choose_device, describe_device, in_precision, small_workspace
-from npbml.engine.evaluate import ACCURACY
 from npbml.engine.metastep import MetaStep, Work
 from npbml.engine.settings import EngineSettings, resolved
-from npbml.learner import ImageSpec, Learner, Prepared
+from npbml.lab.protocols import preset
+from npbml.lab.schema import method_config, override
+from npbml.learner.learner import Learner
+from npbml.learner.prepare import Prepared
+from npbml.learner.settings import ImageSpec
+from npbml.measures import ACCURACY
+from npbml.tasks import Task
 
 RESULTS = Path(__file__).parent / "results"
 WAYS, QUERIES = 5, 15

@@ -13,10 +13,10 @@ from pathlib import Path
 from common import begin, parser, print_accuracies
 from torch import Tensor
 
-from npbml.config import override, with_device
 from npbml.engine.device import in_precision, set_precision
-from npbml.run_folder import read_config
-from npbml.runs import Run
+from npbml.lab.pipeline import Pipeline
+from npbml.lab.run_folder import read_config
+from npbml.lab.schema import override, with_device
 from npbml.stages.pretrain import prototype_accuracies, use_norms
 
 WAYS = {
@@ -35,7 +35,7 @@ def main() -> None:
     made.add_argument("--precision", choices=("float32", "tf32", "bfloat16"), default="float32")
     options = made.parse_args()
     device = begin(options)
-    run = Run(options.run, with_device(read_config(options.run), options.device))
+    run = Pipeline(options.run, with_device(read_config(options.run), options.device))
     set_precision(options.precision)
     network, classes = run.pretrained_network(), run.splits[options.split]
     rows: dict[str, list[Tensor]] = {}

@@ -46,9 +46,9 @@ from common import (
 from plain import MamlClassifier, take
 from torch import Tensor, nn
 
-from npbml.data.tasks import Task
-from npbml.learner import Learner
+from npbml.learner.learner import Learner
 from npbml.stages.metatrain import as_they_are
+from npbml.tasks import Task
 
 
 def main() -> None:

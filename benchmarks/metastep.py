@@ -41,11 +41,12 @@ from common import (
 from plain import LossNetworks, NpbmlClassifier, take
 from torch import Tensor
 
-from npbml.data.tasks import Task
 from npbml.engine.metastep import Work
-from npbml.learner import Learner, Prepared
-from npbml.nets.network import block_widths
+from npbml.learner.learner import Learner
+from npbml.learner.prepare import Prepared
+from npbml.nets.settings import block_widths
 from npbml.stages.metatrain import as_they_are
+from npbml.tasks import Task
 
 PAPER = "the paper's style"
 STEM = ", with the stem"

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from npbml.learner import Learner
+from npbml.learner.learner import Learner
 
 
 class Film(nn.Module):

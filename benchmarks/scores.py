@@ -19,13 +19,13 @@ from typing import Any
 from common import begin, parser, print_accuracies
 from torch import Tensor
 
-from npbml.config import method_config, override, with_device
 from npbml.engine.evaluate import evaluate, learner_answers
 from npbml.engine.source import Features, TaskSource
-from npbml.files import load_tensors
-from npbml.learner import Learner
-from npbml.run_folder import read_config
-from npbml.runs import Run
+from npbml.lab.pipeline import Pipeline
+from npbml.lab.run_folder import read_config
+from npbml.lab.schema import method_config, override, with_device
+from npbml.learner.learner import Learner
+from npbml.tensor_files import load_tensors
 
 PLAIN = {"enlarged": 1.0, "mirrored": False, "turns": False, "centred": False, "evened": False, "rounds": 0}
 ALL = {"mirrored": False, "turns": True, "centred": True, "evened": True, "rounds": 10}
@@ -52,7 +52,7 @@ def main() -> None:
     made.add_argument("--trust", type=float, nargs="+", default=[], help="values of loss.trust")
     options = made.parse_args()
     begin(options)
-    run = Run(options.run, with_device(read_config(options.run), options.device))
+    run = Pipeline(options.run, with_device(read_config(options.run), options.device))
     if run.config.relation.kind == "network":
         raise SystemExit("relation.kind=network has no embeddings: set relation.kind=encoder, prototypes or both.")
     kept: Features = {}
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def accuracies(
-    run: Run, settings: dict[str, Any], score: bool, shots: int, options: Any, kept: Features
+    run: Pipeline, settings: dict[str, Any], score: bool, shots: int, options: Any, kept: Features
 ) -> Tensor:
     """Of each task, by the scores alone or by the learner before meta-training: [tasks]"""
     config = method_config(override(run.config, {**settings, "shots": shots}), "npbml")

@@ -1,10 +1,14 @@
-"""Put the results and pictures of finished runs into the README, and into that of the results.
+"""Put the results and pictures of finished runs into the documents.
 
-python docs/refresh.py runs RUN [RUN ...]   a row for each run of `npbml run --seed N`; pictures of the first
-python docs/refresh.py comparison RUN       the table and picture of an `npbml compare`
-python docs/refresh.py regression RUN       the table of an `npbml compare --dataset sinusoid`
-python docs/refresh.py results FOLDER       the cells of NPBML among the results of `npbml reproduce`
+python docs/refresh.py runs RUN [RUN ...]   a row for each run of `npbml run --seed N`, in README.md; pictures of
+                                            the first
+python docs/refresh.py comparison RUN       the table and picture of an `npbml compare`, in docs/methods.md
+python docs/refresh.py regression RUN       the table of an `npbml compare --dataset sinusoid`, in docs/methods.md
+python docs/refresh.py results FOLDER       the cells of NPBML among the results of `npbml reproduce`, in
+                                            results/README.md
 python docs/refresh.py common RUN [RUN ...] each `npbml compare` of all systems, in results/README.md
+
+A block stands between `<!-- python docs/refresh.py KIND -->` and `<!-- end of KIND -->`.
 """
 
 import json
@@ -12,12 +16,20 @@ import shutil
 import sys
 from pathlib import Path
 
+from npbml.lab.reproduce import read_results
 from npbml.report.tables import summary
-from npbml.reproduce import read_results
 
 DOCS = Path(__file__).resolve().parent
-README = DOCS.parent / "README.md"
 RESULTS = DOCS.parent / "results"
+# The document in which each generated block stands.
+BLOCKS = {
+    "runs": DOCS.parent / "README.md",
+    "comparison": DOCS / "methods.md",
+    "regression": DOCS / "methods.md",
+    "results": RESULTS / "README.md",
+    "common, 1-shot": RESULTS / "README.md",
+    "common, 5-shot": RESULTS / "README.md",
+}
 
 
 def main() -> None:
@@ -42,12 +54,22 @@ def main() -> None:
         shutil.copy(picture, DOCS / "pictures" / f"{name}.png")
 
 
-def put(kind: str, lines: list[str], file: Path = README) -> None:
-    """Replace what stands between the two marks of that kind."""
-    begin, end = f"<!-- python docs/refresh.py {kind} -->", f"<!-- end of {kind} -->"
-    before, _, rest = file.read_text(encoding="utf-8").partition(begin)
-    _, _, after = rest.partition(end)
+def put(kind: str, lines: list[str], file: Path | None = None) -> None:
+    """Replace what stands between the two marks of that kind in its document."""
+    if kind not in BLOCKS:
+        sys.exit(f"No document has a block {kind!r}: {', '.join(BLOCKS)}.")
+    file = file or BLOCKS[kind]
+    begin, end = marks(kind)
+    before, begun, rest = file.read_text(encoding="utf-8").partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (begun and ended):
+        sys.exit(f"{file} has no block {kind!r}: it needs the lines {begin} and {end}.")
     file.write_text(before + "\n".join([begin, *lines, end]) + after, encoding="utf-8")
+
+
+def marks(kind: str) -> tuple[str, str]:
+    """The lines before and after a generated block."""
+    return f"<!-- python docs/refresh.py {kind} -->", f"<!-- end of {kind} -->"
 
 
 def put_common(run: Path) -> None:
@@ -56,7 +78,7 @@ def put_common(run: Path) -> None:
     name = f"common-{first['dataset']}-{first['shots']}shot"
     shutil.copy(run / "pictures" / "comparison.png", RESULTS / f"{name}.png")
     lines = [*comparison_table(run), "", f"![accuracy and time of every method]({name}.png)"]
-    put(f"common, {first['shots']}-shot", lines, RESULTS / "README.md")
+    put(f"common, {first['shots']}-shot", lines)
 
 
 def runs_table(runs: list[Path]) -> list[str]:

@@ -2,30 +2,33 @@
 
 python docs/ship.py RUN METHOD NAME
 
-What is frozen, half of the weights, is kept in half precision, as its features are on a GPU.
+It becomes one file, src/npbml/learners/NAME.safetensors, with its settings, the images it takes and the results of
+the run in the metadata. What is frozen, half of the weights, is kept in half precision, as its features are on a
+GPU.
 """
 
-import json
-import shutil
 import sys
 from pathlib import Path
 
 import torch
 
-import npbml
-from npbml.files import load_tensors, save_tensors, write_json
+from npbml.catalogue import LEARNERS, load
+from npbml.json_files import read_json
+from npbml.learner.file import about_learner
+from npbml.tensor_files import save_tensors
 
-FROZEN = ("network.stem.", "relation.")
+FROZEN = ("network.stem.", "relation.")  # of a learner's state
 
 
 def main(run: str, method: str, name: str) -> None:
-    source, folder = Path(run), npbml.LEARNERS / name
-    shutil.rmtree(folder, ignore_errors=True)
-    tensors, about = load_tensors(source / method / "learner.safetensors")
-    kept = {key: value.to(torch.float16) if key.startswith(FROZEN) else value for key, value in tensors.items()}
-    save_tensors(folder / method / "learner.safetensors", kept, about)
-    write_json(folder / "config.json", json.loads((source / "config.json").read_text()) | {"method": method})
-    shutil.copy(source / "results.json", folder)
+    source = Path(run)
+    learner = load(source, method, device="cpu")
+    tensors = {
+        key: tensor.to(torch.float16) if key.startswith(FROZEN) else tensor
+        for key, tensor in learner.state_dict().items()
+    }
+    about = {"method": method, "results": read_json(source / "results.json")}
+    save_tensors(LEARNERS / f"{name}.safetensors", tensors, about | about_learner(learner.settings, learner.images))
 
 
 if __name__ == "__main__":

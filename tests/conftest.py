@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from npbml.data.tasks import ClassSet, Task
-from npbml.learner import ImageSpec, Learner, LearnerSettings
+from npbml.data.tasks import ClassSet
+from npbml.learner.learner import Learner
+from npbml.learner.settings import ImageSpec, LearnerSettings
 from npbml.randomness import generator
 from npbml.settings import from_dict
+from npbml.tasks import Task
 
 hypothesis.settings.register_profile("npbml", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("npbml")
@@ -24,7 +26,7 @@ TINY: dict[str, Any] = {
     "net": {"filters": 4, "widths": [3, 3, 3, 4]},
     "loss": {"hidden": 5},
     "inner": {"steps": 2, "lr": 0.05},
-    "relation": {"widths": [2, 3], "pools": 1},
+    "scorer": {"widths": [2, 3], "pools": 1},
 }
 
 Changes = dict[str, Any]
@@ -84,7 +86,10 @@ def ce_only() -> Changes:
 
 @pytest.fixture
 def make_task() -> Callable[..., Task]:
-    """make_task(seed=..., ways=..., shots=..., queries=..., size=...) -> random images in classes, float64"""
+    """make_task(seed=..., ways=..., shots=..., queries=..., size=...) -> random images in classes
+
+    They are float64, in 0 to 1.
+    """
 
     def make(seed: int = 0, ways: int = WAYS, shots: int = 2, queries: int = 2, size: int = SIZE) -> Task:
         random = generator(seed, "task")
@@ -93,7 +98,7 @@ def make_task() -> Callable[..., Task]:
         for count in (shots, queries):
             labels = torch.arange(ways).repeat_interleave(count)
             noise = torch.randn(len(labels), CHANNELS, size, size, generator=random, dtype=torch.float64)
-            parts += [centres[labels] + noise, labels]
+            parts += [torch.sigmoid(centres[labels] + noise), labels]
         return Task(*parts)
 
     return make
@@ -118,10 +123,10 @@ def meta_gradient() -> Callable[[Learner, Task | Sequence[Task]], dict[str, Tens
 
 
 class DoubleSet(ClassSet):
-    """Classes whose normalised images are in double precision."""
+    """Classes whose images are floats in 0 to 1, in double precision, as a learner takes them."""
 
     def batch(self, indices: Tensor) -> Tensor:
-        return super().batch(indices).double()
+        return self.pixels(indices).double() / 255
 
 
 @pytest.fixture

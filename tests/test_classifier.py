@@ -1,6 +1,7 @@
 """FewShotClassifier: pictures of any kind in, labels of any kind out."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ import torch
 from PIL import Image
 
 import npbml
-from npbml.classifier import FewShotClassifier, to_pictures
-from npbml.data.tasks import Task
-from npbml.errors import DataError
-from npbml.learner import Learner
+from npbml.catalogue import LEARNERS
+from npbml.classifier import FewShotClassifier
+from npbml.errors import DataError, SettingError
+from npbml.learner.learner import Learner
+from npbml.tasks import Task
 
 MakeLearner = Callable[..., Learner]
 LABELS = ["cat", "cat", "dog", "dog", "eel", "eel"]
@@ -25,7 +27,7 @@ def rgb(count: int = 6, size: int = 20, seed: int = 0) -> np.ndarray:
 @pytest.fixture
 def colour(make_learner: MakeLearner) -> Learner:
     """The full rule, on three channels of single-precision pictures."""
-    return make_learner(channels=3, relation={"widths": [2, 3]}).float()
+    return make_learner(channels=3, scorer={"widths": [2, 3]}).float()
 
 
 @pytest.fixture
@@ -68,7 +70,20 @@ def test_grey_pictures_are_taken_by_either_learner(
         found = FewShotClassifier(learner).fit(form, LABELS).predict_proba(form)
         np.testing.assert_array_equal(found, expected)
     bits = grey > 127
-    assert [p.getpixel((0, 0)) for p in to_pictures(bits)] == [255 * int(b) for b in bits[:, 0, 0]]
+    np.testing.assert_array_equal(
+        FewShotClassifier(learner).fit(bits, LABELS).predict_proba(bits),
+        FewShotClassifier(learner).fit(255 * bits.astype(np.uint8), LABELS).predict_proba(bits),
+    )
+
+
+def test_pictures_may_be_files(plain: Learner, tmp_path: Path) -> None:
+    """As `npbml classify` reads them; tests/test_pictures.py has every other form."""
+    files = [tmp_path / f"{number}.png" for number in range(6)]
+    for file, picture in zip(files, rgb(), strict=True):
+        Image.fromarray(picture).save(file)
+    expected = FewShotClassifier(plain).fit(rgb(), LABELS).predict_proba(rgb())
+    for form in (files, [str(file) for file in files], np.array([str(file) for file in files])):
+        np.testing.assert_array_equal(FewShotClassifier(plain).fit(form, LABELS).predict_proba(form), expected)
 
 
 def test_colour_pictures_become_grey_for_a_grey_learner(
@@ -81,14 +96,16 @@ def test_colour_pictures_become_grey_for_a_grey_learner(
     np.testing.assert_array_equal(found, expected)
 
 
-def test_pictures_reach_the_learner_normalised_at_its_size(plain: Learner) -> None:
-    """A prediction is learner.predict on (x / 255 - mean) / std, support sorted by class."""
+@pytest.mark.parametrize("floats", [False, True])
+def test_pictures_mean_the_same_to_the_learner(plain: Learner, floats: bool) -> None:
+    """A prediction is learner.predict on the bytes, or on x / 255, support sorted by class."""
     support, query = rgb(size=32), rgb(7, size=32, seed=1)
     order = [4, 0, 2, 1, 3, 5]
     classifier = FewShotClassifier(plain).fit(support[order], [LABELS[place] for place in order])
 
     def images(pictures: np.ndarray) -> torch.Tensor:
-        return (torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.25
+        content = torch.from_numpy(pictures).permute(0, 3, 1, 2)
+        return content / 255 if floats else content
 
     labels, unknown = torch.tensor([0, 0, 1, 1, 2, 2]), torch.zeros(7, dtype=torch.long)
     task = Task(images(support[[0, 1, 2, 3, 4, 5]]), labels, images(query), unknown)
@@ -105,7 +122,8 @@ def test_pictures_reach_the_learner_normalised_at_its_size(plain: Learner) -> No
         (np.array(["b", "a", "b", "a", "c", "c"]), ["a", "b", "c"]),
         ([True, True, False, False, True, False], [False, True]),
         ([0.5, 0.5, -1.0, -1.0, 3.0, 3.0], [-1.0, 0.5, 3.0]),
-        (["one", "one", 1, 1, None, None], ["one", 1, None]),
+        (["one", "one", 1, 1, 2.5, 2.5], ["one", 1, 2.5]),
+        ([np.int64(4), np.int64(4), np.int64(3), np.int64(3), np.int64(4), np.int64(3)], [3, 4]),
         ([1, 3, 2, "a", 1, 3], [1, 3, 2, "a"]),
     ],
 )
@@ -124,10 +142,43 @@ def test_labels_may_be_tuples(plain: Learner) -> None:
     assert predicted.shape == (8,) and set(predicted.tolist()) <= set(pairs)
 
 
-def test_labels_may_be_a_tensor(plain: Learner) -> None:
+def test_labels_may_be_a_tensor_or_tensors(plain: Learner) -> None:
     labels: Any = torch.tensor([7, 7, 3, 3, 5, 5])
-    classifier = FewShotClassifier(plain).fit(rgb(), labels)
-    assert classifier.classes_.tolist() == [3, 5, 7]
+    for form in (labels, list(labels)):
+        classifier = FewShotClassifier(plain).fit(rgb(), form)
+        assert classifier.classes_.tolist() == [3, 5, 7]
+        predicted = classifier.predict(rgb(seed=1))
+        assert classifier.score(rgb(seed=1), torch.from_numpy(predicted)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["a", "a", "b", "b", None, None], "Label 4 is None: every image needs a label"),
+        (["a", "a", "b", "b", "c", float("nan")], "Label 5 is nan: every image needs a label"),
+        (np.array([1, np.nan, 2, 2, 3, 3]), "Label 1 is nan"),
+        (np.array(["NaT"] * 6, dtype="datetime64[D]"), "Label 0 is None"),
+        ([np.datetime64("NaT")] * 6, "Label 0 is NaT"),
+        ([["a"], ["a"], ["b"], ["b"], ["c"], ["c"]], "Label 0 is of type list, which cannot name a class"),
+        (["a", "a", "b", "b", {}, {}], "Label 4 is of type dict"),
+        (list(np.eye(6)), "Label 0 is of type ndarray"),
+        (list(torch.eye(6)), "Label 0 is a tensor with 1 dimensions"),
+        (np.eye(6, dtype=int), "The labels have 2 dimensions: give a list of one label for each image"),
+        (torch.zeros(6, 1), "The labels have 2 dimensions"),
+        (torch.tensor(1), "The labels have 0 dimensions"),
+        ("aabbcc", "The labels are of type str: give a list"),
+        ({"a": 1}, "The labels are of type dict"),
+        (None, "The labels are of type NoneType"),
+        (3, "The labels are of type int"),
+        (["a"] * 6, "Every label is 'a': give images of at least 2 classes"),
+    ],
+)
+def test_labels_that_cannot_be_used_are_refused(plain: Learner, labels: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        FewShotClassifier(plain).fit(rgb(), labels)
+    if "Every label" not in message:
+        with pytest.raises(DataError, match=message):
+            FewShotClassifier(plain).fit(rgb(), LABELS).score(rgb(), labels)
 
 
 def test_classes_may_have_unequal_counts(colour: Learner) -> None:
@@ -162,11 +213,13 @@ def test_large_batches_are_predicted_as_the_learner_was_trained(colour: Learner)
     assert np.abs(auto - joint).max() > 1e-4
 
 
-def test_batch_bounds_what_is_predicted_together(colour: Learner) -> None:
+def test_batch_size_bounds_what_is_predicted_together(colour: Learner) -> None:
     many = rgb(10, seed=1)
-    classifier = FewShotClassifier(colour, "joint", batch=4).fit(rgb(), LABELS)
+    classifier = FewShotClassifier(colour, "joint", batch_size=4).fit(rgb(), LABELS)
     parts = [classifier.predict_proba(many[places]) for places in (slice(4), slice(4, 7), slice(7, 10))]
     np.testing.assert_allclose(classifier.predict_proba(many), np.concatenate(parts), atol=1e-6)
+    with pytest.raises(SettingError, match="batch_size is 0; it must be at least 1"):
+        classifier.set_params(batch_size=0).predict_proba(many)
 
 
 def test_score_is_the_share_of_right_labels(plain: Learner) -> None:
@@ -209,11 +262,9 @@ def test_lengths_that_differ_are_refused(plain: Learner) -> None:
         FewShotClassifier(plain).fit(rgb(), LABELS).score(rgb(), LABELS[:5])
 
 
-def test_a_number_of_classes_that_the_rule_cannot_take_is_refused(colour: Learner, plain: Learner) -> None:
+def test_a_number_of_classes_that_the_rule_cannot_take_is_refused(colour: Learner) -> None:
     with pytest.raises(DataError, match=r"slot for each of 3 classes; the task has 2"):
         FewShotClassifier(colour).fit(rgb(), ["a", "a", "a", "b", "b", "b"])
-    with pytest.raises(DataError, match="at least 2 classes; this one has 1"):
-        FewShotClassifier(plain).fit(rgb(), ["a"] * 6)
 
 
 @pytest.mark.parametrize(
@@ -221,14 +272,16 @@ def test_a_number_of_classes_that_the_rule_cannot_take_is_refused(colour: Learne
     [
         (rgb() / 254.0, "Image 0 has floats outside 0 to 1"),
         (rgb() / 255 - 0.5, "Image 0 has floats outside 0 to 1"),
-        (np.full((6, 8, 8), np.nan), "Image 0 has floats outside 0 to 1"),
+        (np.full((6, 8, 8), np.nan), "Image 0 has values that are NaN or infinite"),
         (rgb().astype(np.int64) * 2, "Image 0 is of int64"),
         (np.zeros((6, 8, 8, 5), np.uint8), r"Image 0 has the shape \[8, 8, 5\]"),
         (np.zeros((6, 8), np.uint8), r"not \[6, 8\]"),
         (np.zeros((0, 8, 8), np.uint8), "There are no images"),
         ([], "There are no images"),
         (Image.new("RGB", (8, 8)), r"\[image\]"),
-        (["a.png"] * 6, "Image 0 has the shape"),
+        (["a.png"] * 6, "There is no image file 'a.png'"),
+        ("a.png", r"\[image\]"),
+        (rgb()[0], "looks like one image with 3 channels"),
     ],
 )
 def test_pictures_that_cannot_be_used_are_refused(plain: Learner, images: Any, message: str) -> None:
@@ -241,9 +294,9 @@ def test_pictures_that_cannot_be_used_are_refused(plain: Learner, images: Any, m
 
 def test_parameters_can_be_read_and_set_as_in_scikit_learn(plain: Learner, colour: Learner) -> None:
     classifier = FewShotClassifier(plain)
-    assert classifier.get_params() == {"learner": plain, "final_batch": "auto", "batch": 200}
-    assert classifier.set_params(learner=colour, batch=3) is classifier
-    assert classifier.get_params() == {"learner": colour, "final_batch": "auto", "batch": 3}
+    assert classifier.get_params() == {"learner": plain, "final_batch": "auto", "batch_size": 200}
+    assert classifier.set_params(learner=colour, batch_size=3) is classifier
+    assert classifier.get_params() == {"learner": colour, "final_batch": "auto", "batch_size": 3}
     with pytest.raises(DataError, match="no parameter 'bach'"):
         classifier.set_params(bach=3)
 
@@ -251,7 +304,7 @@ def test_parameters_can_be_read_and_set_as_in_scikit_learn(plain: Learner, colou
 def test_the_learner_that_comes_along_labels_pictures_at_once() -> None:
     """Five patterns in shaky colours, drawn larger than the learner's pictures, one shown of each."""
     learner = npbml.load("cifar-fs-conv4", device="cpu")
-    size = sum(path.stat().st_size for path in (npbml.LEARNERS / "cifar-fs-conv4").rglob("*"))
+    size = (LEARNERS / "cifar-fs-conv4.safetensors").stat().st_size
     assert npbml.shipped() == ["cifar-fs-conv4"] and size < 3_000_000
     random = np.random.default_rng(0)
     y, x = np.mgrid[:48, :48]

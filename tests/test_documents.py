@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from npbml.config import Config
+from npbml.lab.schema import Config
 from npbml.settings import describe
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "method.md"

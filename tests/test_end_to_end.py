@@ -27,28 +27,37 @@ filters = 4
 stem_norm = "running"
 [pretrain]
 steps = 24
-batch = 8
+batch_size = 8
 validate_every = 8
 validation_tasks = 10
 validation_shots = 1
-[relation]
+[scorer]
 widths = [2, 3]
+[scorer_training]
 steps = 24
 validate_every = 8
 validation_tasks = 10
 [train]
 steps = 24
-ahead = true
+prefetch = true
 validate_every = 8
 validation_tasks = 10
 lr = {theta = 1e-3, omega = 1e-3, phi = 1e-3, psi = 1e-3}
 [test]
 tasks = 60
 [engine]
-tasks = "together"
+tasks = "vmap"
 """
-STAGES = {"pretrain": "pretrain", "relation": "relation", "train": "npbml"}
-WEIGHTS = {"pretrain": "network", "relation": "relation", "train": "learner"}
+# The same in a file of version 0.1.
+OLD_NAMES = {
+    "batch_size = 8": "batch = 8",
+    "[scorer]\n": "[relation]\nkind = 'network'\nclip_norm = 0.0\n",
+    "[scorer_training]\n": "",
+    "prefetch = true": "ahead = true",
+    'tasks = "vmap"': 'tasks = "together"',
+}
+STAGES = {"pretrain": "pretrain", "scorer": "relation", "train": "npbml"}
+WEIGHTS = {"pretrain": "network", "scorer": "relation", "train": "learner"}
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -66,6 +75,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             noisy = template + random.integers(0, 55, (16, 16, 3))
             Image.fromarray(noisy.astype(np.uint8)).save(pictures / f"{copy}.png")
     (folder / "settings.toml").write_text(SETTINGS + "\n", encoding="utf-8")
+    old = SETTINGS
+    for name, before in OLD_NAMES.items():
+        assert name in old
+        old = old.replace(name, before)
+    (folder / "old.toml").write_text(old + "\n", encoding="utf-8")
     return folder
 
 
@@ -73,8 +87,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(place: Path) -> Start:
     """Start `npbml COMMAND --run RUN` on those pictures in another process."""
 
-    def begin(command: str, run: Path, *more: str) -> "subprocess.Popen[str]":
-        given = ["--config", str(place / "settings.toml"), "--run", str(run)]
+    def begin(command: str, run: Path, *more: str, settings: str = "settings.toml") -> "subprocess.Popen[str]":
+        given = ["--config", str(place / settings), "--run", str(run)]
         if "--dataset" not in more:
             given += ["--dataset", str(place / "pictures")]
         environment = {**os.environ, "NPBML_DATA": str(place / "stores"), "OMP_NUM_THREADS": "1"}
@@ -121,7 +135,7 @@ def test_a_run_leaves_everything_behind(whole: Path) -> None:
         assert record["ci95"] == pytest.approx(196 * np.std(accuracies, ddof=1) / 60**0.5, abs=1e-3)
     assert set(results[0]["seconds"]) == {"pretrain", "relation", "train", "test"}
     config = json.loads((whole / "config.json").read_text())
-    assert config["relation"]["widths"] == [2, 3] and config["train"]["lr"]["phi"] == 1e-3
+    assert config["scorer"]["widths"] == [2, 3] and config["train"]["lr"]["phi"] == 1e-3
     environment = json.loads((whole / "environment.json").read_text())
     assert environment["torch"] == version("torch") and environment["seed"] == 0
     for stage in ("pretrain", "relation", "npbml", "maml"):
@@ -143,6 +157,28 @@ def test_what_is_done_is_skipped(whole: Path, start: Start) -> None:
     out, _ = finish(start("run", whole))
     assert out.count("done before") == 4
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*.safetensors")} == before
+
+
+def test_a_settings_file_of_version_0_1_makes_the_same_run(place: Path, whole: Path, start: Start) -> None:
+    """It is told, on stderr, what things are called now; nothing else changes."""
+    run = place / "old names"
+    out, error = finish(start("run", run, "--baselines", "prototypes", settings="old.toml"))
+    for old, new in (
+        ("pretrain.batch", "pretrain.batch_size"),
+        ("relation.widths", "scorer.widths"),
+        ("relation.kind", "scorer.kind"),
+        ("relation.steps", "scorer_training.steps"),
+        ("train.ahead", "train.prefetch"),
+    ):
+        assert f"npbml: {place / 'old.toml'}: The setting {old} is called {new} now." in error
+    assert "The setting relation.clip_norm is gone" in error
+    assert "called" not in out and "npbml" in out and "prototypes" in out
+    for stage in STAGES:
+        assert tail_of(run, stage).read_bytes() == tail_of(whole, stage).read_bytes()
+    mine, theirs = (json.loads((folder / "config.json").read_text()) for folder in (run, whole))
+    assert {**mine, "baselines": None} == {**theirs, "baselines": None}
+    out, error = finish(start("relation", run))
+    assert "done before" in out and "the command relation is called scorer now" in error
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -216,7 +252,7 @@ def test_stages_in_the_wrong_order_are_refused(place: Path, start: Start) -> Non
     _, error = finish(start("train", run), 1)
     assert f"There is no run in {run}: begin it with `npbml pretrain --run" in error
     assert not run.exists()
-    finish(start("relation", run))
+    finish(start("scorer", run))
     _, error = finish(start("train", run), 1)
     assert "pretrain is not finished: run `npbml pretrain --run" in error
 

@@ -7,18 +7,20 @@ from typing import Any
 import pytest
 import torch
 
-from npbml.config import Config, method_config, override, preset
 from npbml.data.tasks import ClassSet
-from npbml.engine.device import make_reproducible
-from npbml.engine.settings import resolved
+from npbml.engine.device import computing
 from npbml.engine.source import TaskSource
-from npbml.learner import Learner
-from npbml.learner.settings import image_spec
+from npbml.lab.protocols import preset
+from npbml.lab.schema import Config, method_config, override
+from npbml.lab.stages import scorer_config
+from npbml.learner.learner import Learner
 from npbml.randomness import generator
-from npbml.stages.loop import Loop, Observer, Trainer, run_loop
 from npbml.stages.metatrain import MetaTrainer
+from npbml.stages.observer import Observer
 from npbml.stages.pretrain import Pretrainer
-from npbml.stages.relation import relation_trainer, teacher
+from npbml.stages.scorer import EncoderTrainer, EpisodicTrainer, teacher
+from npbml.stages.setup import Setup
+from npbml.stages.stage import Stage, Trainer, run_stage
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -30,11 +32,12 @@ SMALL: dict[str, Any] = {
     "net": {"filters": 8},
     "loss": {"hidden": 4},
     "inner": {"steps": 2},
-    "relation": {"widths": [4], "pools": 1, "steps": 6, "validation_tasks": 4},
+    "scorer": {"widths": [4], "pools": 1},
+    "scorer_training": {"steps": 6, "validation_tasks": 4},
     "init": {"std": 0.1},
-    "pretrain": {"steps": 6, "batch": 12, "validation_tasks": 4, "turns": True},
+    "pretrain": {"steps": 6, "batch_size": 12, "validation_tasks": 4, "rotations": True},
     "train": {"steps": 6, "meta_batch": 2, "validation_tasks": 4},
-    "engine": {"tasks": "together", "compile": "off"},
+    "engine": {"tasks": "vmap", "compile": "off"},
 }
 
 
@@ -47,51 +50,68 @@ def colours(count: int, name: str, device: str) -> ClassSet:
     )
 
 
+def splits(device: str) -> tuple[ClassSet, ClassSet]:
+    return colours(5, "train", device), colours(4, "val", device)
+
+
+def setup_of(config: Config, device: str, say: Callable[[str], None]) -> Setup:
+    """What the trainers of a configuration are given."""
+    tasks, batch_size = (config.shots, config.queries), config.test.batch_size
+    return Setup(config.learner, *tasks, config.seed, config.engine, torch.device(device), batch_size, say)
+
+
 def pretrainer(config: Config, device: str, say: Callable[[str], None]) -> Pretrainer:
-    sets, place = (colours(5, "train", device), colours(4, "val", device)), torch.device(device)
-    known = None
-    if config.pretrain.taught:
-        known = teacher(config, sets[0])
-        known.load_state_dict(relation_trainer(config, *sets, place).result())
-    return Pretrainer(config, *sets, place, say, teacher=known)
+    sets, known = splits(device), None
+    if config.pretrain.distill:
+        scoring = scorer_config(config)
+        known = teacher(setup_of(scoring, device, say), scoring.pretrain, sets[0])
+        known.load_state_dict(encoder_trainer(config, device, say).result())
+    return Pretrainer(setup_of(config, device, say), config.pretrain, *sets, teacher=known)
 
 
-def scorer(config: Config, device: str, say: Callable[[str], None]) -> Trainer:
-    sets = colours(5, "train", device), colours(4, "val", device)
-    return relation_trainer(config, *sets, torch.device(device), say)
+def encoder_trainer(config: Config, device: str, say: Callable[[str], None]) -> EncoderTrainer:
+    scoring = scorer_config(config)
+    return EncoderTrainer(setup_of(scoring, device, say), scoring.pretrain, *splits(device), "relation")
+
+
+def episodic_trainer(config: Config, device: str, say: Callable[[str], None]) -> EpisodicTrainer:
+    setup, augment = setup_of(config, device, say), config.pretrain.augment
+    return EpisodicTrainer(setup, config.scorer_training, augment, *splits(device))
 
 
 def meta_trainer(config: Config, device: str, say: Callable[[str], None]) -> MetaTrainer:
-    train, val = colours(5, "train", device), colours(4, "val", device)
-    learner = Learner(config, image_spec(train), config.seed).to(device)
-    precision = resolved(config.engine, torch.device(device)).precision
+    setup, (train, val) = setup_of(config, device, say), splits(device)
+    learner, precision = (
+        Learner(config.learner, train.spec, config.seed).to(device),
+        setup.resolved_engine.precision,
+    )
     sources = [TaskSource(learner, classes, config.shots, config.queries, precision) for classes in (train, val)]
-    return MetaTrainer(config, learner, *sources, say)
+    return MetaTrainer(setup, config.train, "npbml", learner, *sources, config.pretrain.augment)
 
 
 STAGES: dict[str, tuple[Make, dict[str, Any]]] = {
     "pre-training": (pretrainer, {}),
-    "pre-training, taught": (pretrainer, {"relation": {"kind": "encoder"}, "pretrain": {"taught": True}}),
+    "pre-training, distilled": (pretrainer, {"scorer": {"kind": "encoder"}, "pretrain": {"distill": True}}),
     "pre-training, crops of another size": (pretrainer, {"pretrain": {"crop_size": 20}}),
-    "relation network": (scorer, {}),
-    "an encoder that only scores": (scorer, {"relation": {"kind": "encoder"}}),
+    "relation network": (episodic_trainer, {}),
+    "an encoder that only scores": (encoder_trainer, {"scorer": {"kind": "encoder"}}),
     "meta-training, scored by an encoder": (
         meta_trainer,
-        {"relation": {"kind": "encoder"}, "net": {"stem_norm": "running"}},
+        {"scorer": {"kind": "encoder"}, "net": {"stem_norm": "running"}},
     ),
     "meta-training, scores by all that a task's embeddings tell": (
         meta_trainer,
         {
-            "relation": {
+            "scorer": {
                 "kind": "both",
-                "enlarged": 1.2,
-                "mirrored": True,
-                "turns": True,
-                "centred": True,
-                "evened": True,
+                "enlarge": 1.2,
+                "flip": True,
+                "rotations": True,
+                "centre": True,
+                "whiten": True,
                 "rounds": 2,
             },
-            "loss": {"trust": 0.5},
+            "loss": {"score_weight": 0.5},
             "net": {"stem_norm": "running"},
         },
     ),
@@ -125,8 +145,10 @@ def train(
     make, changes = STAGES[stage]
     config = override(configured(changes), {"engine": {"precision": precision}})
     said: list[str] = []
-    trainer = make(config, device, said.append)
-    run_loop(Loop("stage", folder, "weights", 6, 3, 0.0, "the same"), trainer, observer or Observer(), {})
+    with computing(torch.device(device), precision):
+        trainer = make(config, device, said.append)
+        made = Stage("stage", "weights", "the same", (), "none", 6, 3, lambda: trainer)
+        run_stage(made, folder, observer or Observer(), {}, 0.0)
     assert not said
     return weights(trainer)
 
@@ -147,7 +169,6 @@ def test_a_recorded_stage_does_what_a_cpu_does(stage: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_that_was_killed_ends_with_the_same_bits(stage: str, precision: str, tmp_path: Path) -> None:
-    make_reproducible(torch.device("cuda"))
     whole = train(stage, "cuda", tmp_path / "whole", precision)
     with pytest.raises(Killed):
         train(stage, "cuda", tmp_path / "parts", precision, Killer())

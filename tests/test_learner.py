@@ -9,16 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from npbml.data.tasks import Task
 from npbml.errors import DataError, RunError, SettingError
-from npbml.learner import GROUPS, ImageSpec, Learner, LearnerSettings, Prepared, stack_tasks
-from npbml.learner.build import encoder, for_scores
+from npbml.learner.build import encoder
+from npbml.learner.learner import GROUPS, Learner
+from npbml.learner.prepare import Prepared, normalised, prepare_tasks
+from npbml.learner.settings import ImageSpec, LearnerSettings, scoring_encoder
 from npbml.nets.layers import Norm, set_norm
 from npbml.randomness import generator
 from npbml.rule.loss import LossNetwork
 from npbml.rule.modulate import FiLM
 from npbml.rule.warp import Warp
 from npbml.settings import from_dict
+from npbml.tasks import Task, restack, stack_tasks
 
 MakeLearner = Callable[..., Learner]
 MakeTask = Callable[..., Task]
@@ -84,7 +86,7 @@ def test_c1_c2_at_initialisation_npbml_learns_exactly_as_maml(
     same: dict[str, Any] = {"backbone": backbone, "shaken": shaken, "inner": {"steps": 3}}
     npbml = silence(make_learner(warp={"norm": False}, loss={"activation": activation}, **same))
     maml = make_learner(warp={"kind": "none"}, film={"enabled": False}, loss=MAML_LOSS, **same)
-    assert_same_learning(npbml, with_values_of(maml, npbml), make_task(), meta_gradient)
+    assert_same_learning(npbml, with_values_of(maml, npbml), make_task(1), meta_gradient)
 
 
 @BACKBONES
@@ -119,14 +121,17 @@ def test_c1_at_initialisation_npbml_is_maml_written_out(
 
     theta = [meta[CONV], meta["head.weight"].repeat(3, 1), meta["head.bias"].repeat(3)]
     buffer = [torch.zeros_like(tensor) for tensor in theta]
-    joint = torch.cat([task.support_images, task.query_images])
+    joint, query_images = (
+        (images - 0.5) / 0.25
+        for images in (torch.cat([task.support_images, task.query_images]), task.query_images)
+    )
     for _ in range(3):
         loss = F.cross_entropy(logits(theta, joint)[:6], task.support_labels)
         raw = torch.autograd.grad(loss, theta, create_graph=True)
         gradient = [g + 5e-4 * t for g, t in zip(raw, theta, strict=True)]
         buffer = [0.9 * b + g for b, g in zip(buffer, gradient, strict=True)]
         theta = [t - 0.05 * (g + 0.9 * b) for t, g, b in zip(theta, gradient, buffer, strict=True)]
-    query = logits(theta, task.query_images)
+    query = logits(theta, query_images)
     expected = torch.autograd.grad(F.cross_entropy(query, task.query_labels), list(meta.values()))
 
     adapted = list(learner.adapt(task).values())
@@ -221,7 +226,7 @@ def test_c17_finite_differences_of_single_coordinates_match_the_meta_gradient(
 def test_c18_what_meta_learning_keeps_is_a_buffer(make_learner: MakeLearner, backbone: str, frozen: int) -> None:
     learner = make_learner(backbone=backbone, net={"frozen_blocks": frozen})
     assert list(learner.network.stem.parameters()) == []
-    assert learner.relation is not None and list(learner.relation.parameters()) == []
+    assert learner.scorer is not None and list(learner.scorer.parameters()) == []
     norms = [part for part in learner.modules() if isinstance(part, Norm)]
     assert norms and not any(list(norm.parameters()) for norm in norms)
     kept = {name: value for name, value in learner.named_buffers() if name not in ("mean", "deviation")}
@@ -289,7 +294,8 @@ def test_c18_every_part_of_the_full_method_learns(
 def full_forward(learner: Learner, theta: dict[str, Tensor], images: Tensor) -> Tensor:
     """Logits of images through the whole network, with nothing kept from before."""
     tail = {name.removeprefix("network."): value for name, value in theta.items() if name.startswith("network.")}
-    return F.linear(functional_call(learner.network, tail, (images,)), theta["head.weight"], theta["head.bias"])
+    seen = normalised(learner, images)
+    return F.linear(functional_call(learner.network, tail, (seen,)), theta["head.weight"], theta["head.bias"])
 
 
 @pytest.mark.parametrize("norm", ["batch", "running"])
@@ -306,7 +312,7 @@ def test_c29_features_of_the_stem_give_the_logits_of_the_full_forward(
         ),
         make_task(),
     )
-    prepared, theta = learner.prepare(3, task), learner.adapt(task)
+    prepared, theta = learner.prepare(task), learner.adapt(task)
     joint = torch.cat([task.support_images, task.query_images])
     batches = {"joint": joint, "support": task.support_images, "query": task.query_images}
     for features, batch in ((prepared.inner, inner), (prepared.final, final)):
@@ -321,7 +327,7 @@ def test_c29_only_batch_statistics_make_the_stem_see_the_batch(
 ) -> None:
     task = make_task()
     for norm in ("batch", "running"):
-        prepared = make_learner(net={"stem_norm": norm}).prepare(3, task)
+        prepared = make_learner(net={"stem_norm": norm}).prepare(task)
         difference = (prepared.inner[6:] - prepared.final).abs().max()
         assert difference < 1e-12 if norm == "running" else difference > 1e-2
 
@@ -333,21 +339,21 @@ def test_c29_only_batch_statistics_make_the_stem_see_the_batch(
         {"backbone": "resnet12"},
         {"film": {"conditioning": "batch", "refresh": "task"}},
         {"loss": {"target": "soft", "statistics": "reference"}, "head": {"kind": "linear"}},
-        {"outer": {"first_order_epochs": 100}},
+        {"outer": {"order": 1}, "loss": MAML_LOSS},
     ],
 )
 def test_c30_tasks_together_are_tasks_one_by_one(
     make_learner: MakeLearner, make_task: MakeTask, meta_gradient: MetaGradient, changes: dict[str, Any]
 ) -> None:
     learner, tasks = make_learner(**changes), [make_task(seed) for seed in range(3)]
-    results = []
-    for together in (True, False):
-        learner.together = together
-        results.append((learner.meta_loss(tasks), meta_gradient(learner, tasks)))
-    (loss, gradient), (expected_loss, expected) = results
-    torch.testing.assert_close(loss, expected_loss, rtol=0, atol=1e-10)
-    for name in expected:
-        torch.testing.assert_close(gradient[name], expected[name], rtol=1e-10, atol=1e-10)
+    single, gradient = learner.for_single_tasks(), meta_gradient(learner, tasks)
+    assert learner.vmapped and not single.vmapped
+    loss = torch.stack([single.task_loss(single.prepare(task), task.query_labels) for task in tasks]).mean()
+    torch.testing.assert_close(learner.meta_loss(tasks), loss, rtol=0, atol=1e-10)
+    names, parameters = zip(*learner.named_parameters(), strict=True)
+    expected = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    for name, wanted in zip(names, expected, strict=True):
+        torch.testing.assert_close(gradient[name], wanted, rtol=1e-10, atol=1e-10)
 
 
 def test_c30_the_gradient_of_a_batch_is_the_mean_over_its_tasks(
@@ -363,14 +369,22 @@ def test_c30_the_gradient_of_a_batch_is_the_mean_over_its_tasks(
     torch.testing.assert_close(learner.meta_loss(tasks), sum(losses) / 3, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("changes", [{}, {"relation": {"combine": "mean"}, "net": {"stem_norm": "running"}}])
+@pytest.mark.parametrize("changes", [{}, {"scorer": {"combine": "mean"}, "net": {"stem_norm": "running"}}])
 def test_c30_the_frozen_work_can_be_done_together_too(
     make_learner: MakeLearner, make_task: MakeTask, changes: dict[str, Any]
 ) -> None:
-    learner, batch = make_learner(**changes), stack_tasks([make_task(seed) for seed in range(3)])
-    together = torch.vmap(lambda task: learner.prepare(3, task))(batch)
-    for mine, loops in zip(together, learner.prepare_tasks(batch), strict=True):
+    learner, tasks = make_learner(**changes), [make_task(seed) for seed in range(3)]
+    batch = stack_tasks(tasks)
+    images = torch.cat([batch.support_images, batch.query_images], 1)
+
+    def prepare(images: Tensor, labels: Tensor) -> Prepared:
+        return Prepared(*(part[0] for part in prepare_tasks(learner, images[None], labels[None], 6, 3)))
+
+    together = torch.vmap(prepare)(images, batch.support_labels)
+    loop = restack([learner.prepare(task) for task in tasks])
+    for mine, others, loops in zip(together, learner.prepare_batch(batch), loop, strict=True):
         torch.testing.assert_close(mine, loops, rtol=0, atol=1e-10)
+        torch.testing.assert_close(others, loops, rtol=0, atol=1e-10)
 
 
 def count(parameters: dict[str, torch.nn.Parameter], part: str = "") -> int:
@@ -387,7 +401,7 @@ def count(parameters: dict[str, torch.nn.Parameter], part: str = "") -> int:
 def test_the_groups_have_the_sizes_of_the_paper(
     backbone: str, convs: int, film: int, omega: int, warp_film: int, head: int, regulariser: int
 ) -> None:
-    settings = from_dict(LearnerSettings, {"backbone": backbone, "relation": {"widths": [2]}})
+    settings = from_dict(LearnerSettings, {"backbone": backbone, "scorer": {"widths": [2]}})
     learner = Learner(settings, ImageSpec(3, 84, (0.5,) * 3, (0.5,) * 3))
     groups = learner.groups()
     everything = dict(learner.named_parameters())
@@ -441,9 +455,9 @@ CHANGES_PREDICTION: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"loss": {"share": True}}),
     ({}, {"loss": {"statistics": "reference"}}),
     ({}, {"loss": {"averaged": True}}),
-    ({}, {"relation": {"combine": "mean"}}),
-    ({}, {"relation": {"pools": 2}}),
-    ({}, {"relation": {"widths": [2, 4]}}),
+    ({}, {"scorer": {"combine": "mean"}}),
+    ({}, {"scorer": {"pools": 2}}),
+    ({}, {"scorer": {"widths": [2, 4]}}),
     ({}, {"init": {"std": 0.02}}),
     ({}, {"init": {"uniform_bias": True}}),
 ]
@@ -468,20 +482,21 @@ def test_a_switch_changes_the_prediction(
 
 
 @pytest.mark.parametrize(
-    ("changes", "letters"),
+    ("base", "changes", "letters"),
     [
-        ({"outer": {"first_order_epochs": 100}}, {"theta", "omega", "phi", "psi"}),
-        ({"head": {"copy": "value"}}, {"theta"}),
+        ({"loss": MAML_LOSS}, {"outer": {"order": 1}}, {"theta", "omega", "psi"}),
+        ({}, {"head": {"copy": "value"}}, {"theta"}),
     ],
 )
 def test_a_switch_changes_the_meta_gradient_alone(
     make_learner: MakeLearner,
     make_task: MakeTask,
     meta_gradient: MetaGradient,
+    base: dict[str, Any],
     changes: dict[str, Any],
     letters: set[str],
 ) -> None:
-    usual, switched = make_learner(), make_learner(**changes)
+    usual, switched = make_learner(**base), make_learner(**merged(base, changes))
     logits, gradient = learning(usual, make_task(), meta_gradient)
     other_logits, other_gradient = learning(switched, make_task(), meta_gradient)
     assert torch.equal(logits, other_logits)
@@ -567,7 +582,7 @@ def test_adaptation_leaves_the_learner_alone(make_learner: MakeLearner, make_tas
 def test_adaptation_lowers_its_loss_and_learns_the_task(make_learner: MakeLearner, make_task: MakeTask) -> None:
     learner = make_learner(loss=MAML_LOSS, inner={"steps": 30, "lr": 0.1}, film={"enabled": False})
     task = make_task(shots=5)
-    prepared = learner.prepare(3, task)
+    prepared = learner.prepare(task)
     before = learner.inner_terms(learner.start(3), prepared)["base"]
     after = learner.inner_terms(learner.adapt(task), prepared)["base"]
     assert after < 0.2 * before
@@ -629,7 +644,7 @@ def test_a_task_that_is_none_is_refused(make_learner: MakeLearner, make_task: Ma
     learner, task = make_learner(), make_task()
     with pytest.raises(DataError, match=r"0 to ways - 1, not \[0, 1, 3\]"):
         learner.predict(task._replace(support_labels=torch.tensor([0, 0, 1, 1, 3, 3])))
-    with pytest.raises(DataError, match=r"\[items, channels, height, width\], not \[1, 6, 2, 32, 32\]"):
+    with pytest.raises(DataError, match=r"\[items, channels, height, width\].* not \[1, 6, 2, 32, 32\]"):
         learner.adapt(stack_tasks([task]))
 
 
@@ -642,12 +657,76 @@ def test_as_many_labels_as_images_are_needed(
         make_learner(loss=MAML_LOSS).predict(task)
 
 
+def with_nan(images: Tensor) -> Tensor:
+    return images.clone().index_fill_(0, torch.tensor([1]), float("nan"))
+
+
+REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "smaller": (lambda images: images[..., :16, :16], r"2 channels and 32x32 pixels, not \[2, 16, 16\]"),
+    "one channel": (lambda images: images[:, :1], r"2 channels and 32x32 pixels, not \[1, 32, 32\]"),
+    "NaN": (with_nan, "NaN"),
+    "infinity": (lambda images: images / 0, "infinity"),
+    "below 0": (lambda images: images - 1, "in 0 to 1"),
+    "above 1": (lambda images: 255 * images, "in 0 to 1"),
+    "whole numbers": (lambda images: (255 * images).long(), "uint8"),
+    "none": (lambda images: images[:0], "at least one"),
+}
+
+
+@pytest.mark.parametrize("side", ["support", "query"])
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_image_of_the_learners_is_refused(
+    make_learner: MakeLearner, make_task: MakeTask, case: str, side: str
+) -> None:
+    (change, words), name = REFUSED[case], f"{side}_images"
+    learner, task = make_learner(), make_task()
+    task = task._replace(**{name: change(getattr(task, name))})
+    for refuses in (learner.adapt, learner.predict, lambda task: learner.meta_loss([task])):
+        with pytest.raises(DataError, match=words):
+            refuses(task)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_support_labels_are_whole_numbers(
+    make_learner: MakeLearner, make_task: MakeTask, dtype: torch.dtype
+) -> None:
+    task = make_task()
+    with pytest.raises(DataError, match="whole numbers"):
+        make_learner().predict(task._replace(support_labels=task.support_labels.to(dtype)))
+
+
+def test_bytes_are_the_floats_that_they_stand_for(make_learner: MakeLearner, make_task: MakeTask) -> None:
+    learner, task = make_learner(), make_task()
+    stored = task._replace(
+        support_images=(255 * task.support_images).to(torch.uint8),
+        query_images=(255 * task.query_images).to(torch.uint8),
+    )
+    scaled = stored._replace(
+        support_images=stored.support_images.double() / 255, query_images=stored.query_images.double() / 255
+    )
+    torch.testing.assert_close(learner.predict(stored), learner.predict(scaled), rtol=0, atol=1e-12)
+    assert (learner.predict(stored) - learner.predict(task)).abs().max() > 1e-7
+
+
 @pytest.mark.parametrize("ways", [2, 4])
 def test_meta_loss_refuses_another_number_of_classes(
     make_learner: MakeLearner, make_task: MakeTask, ways: int
 ) -> None:
     with pytest.raises(DataError, match=rf"3 classes; the task has {ways}"):
         make_learner().meta_loss([make_task(ways=ways)])
+
+
+def test_tensors_have_the_names_of_version_0_1_in_files(make_learner: MakeLearner, make_task: MakeTask) -> None:
+    loss = {"score_weight": 0.5, "adaptive_support": True, "adaptive_query": True}
+    learner, other = (make_learner(seed=seed, loss=loss) for seed in (0, 1))
+    kept, task = learner.state_dict(), make_task()
+    begins = ("relation.", "loss.trust", "loss.adaptive.support.", "loss.adaptive.query.")
+    assert all(any(name.startswith(begin) for name in kept) for begin in begins)
+    assert not any(name.startswith("scorer.") or "score_weight" in name or "adaptive_" in name for name in kept)
+    assert not torch.equal(learner.predict(task), other.predict(task))
+    other.load_state_dict(kept)
+    assert torch.equal(learner.predict(task), other.predict(task))
+    assert list(learner.state_dict()) == list(kept)
 
 
 def test_set_norms_follow_the_settings(make_learner: MakeLearner) -> None:
@@ -693,19 +772,19 @@ def test_the_pretrained_encoder_is_taken_and_the_rules_parts_keep_their_start(
 
 
 def test_the_frozen_work_carries_no_gradient(make_learner: MakeLearner, make_task: MakeTask) -> None:
-    prepared: Prepared = make_learner().prepare(3, make_task())
+    prepared: Prepared = make_learner().prepare(make_task())
     assert not any(part.requires_grad for part in prepared)
     assert prepared.inner.shape[0] == 12 and prepared.final.shape[0] == 6
     assert prepared.labels.shape == (6, 3) and prepared.scores.shape == (6, 3)
-    assert make_learner(loss={"transductive": False}).prepare(3, make_task()).scores.shape == (6, 0)
+    assert make_learner(loss={"transductive": False}).prepare(make_task()).scores.shape == (6, 0)
 
 
-@pytest.mark.parametrize("turns", [(0,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("rotations", [(0,), (0, 1, 2, 3)])
 def test_scores_by_prototypes_come_from_the_encoder_as_it_was_pretrained(
-    make_learner: Callable[..., Learner], make_task: Callable[..., Task], turns: tuple[int, ...]
+    make_learner: Callable[..., Learner], make_task: Callable[..., Task], rotations: tuple[int, ...]
 ) -> None:
-    relation = {"kind": "prototypes", "temperature": 7.0, "turns": len(turns) > 1}
-    learner = make_learner(relation=relation, warp={"kind": "none"})
+    scorer = {"kind": "prototypes", "temperature": 7.0, "rotations": len(rotations) > 1}
+    learner = make_learner(scorer=scorer, warp={"kind": "none"})
     plain = encoder(learner.settings, learner.images, with_film=False, with_warp=False).double()
     with torch.no_grad():
         for name, tensor in plain.state_dict().items():
@@ -716,12 +795,12 @@ def test_scores_by_prototypes_come_from_the_encoder_as_it_was_pretrained(
         for parameter in learner.parameters():
             parameter.add_(0.1)
     task = make_task(0)
-    images = learner.see(torch.cat([task.support_images, task.query_images]))
+    images = normalised(learner, torch.cat([task.support_images, task.query_images]))
     set_norm(plain, "running")
-    stem = learner.network.stem  # of each turn by its own statistics
-    embeddings = side_by_side([plain.tail(stem(images.rot90(turn, (2, 3)))) for turn in turns])
-    torch.testing.assert_close(learner.prepare(3, task).scores, by_cosines(embeddings, task), rtol=0, atol=1e-10)
-    assert not any(name.startswith("relation.") for name, _ in learner.named_parameters())
+    stem = learner.network.stem  # of each rotation by its own statistics
+    embeddings = side_by_side([plain.tail(stem(images.rot90(quarters, (2, 3)))) for quarters in rotations])
+    torch.testing.assert_close(learner.prepare(task).scores, by_cosines(embeddings, task), rtol=0, atol=1e-10)
+    assert not any(name.startswith("scorer.") for name, _ in learner.named_parameters())
 
 
 def side_by_side(embeddings: list[Tensor]) -> Tensor:
@@ -735,25 +814,25 @@ def by_cosines(embeddings: Tensor, task: Task) -> Tensor:
     return torch.softmax(7.0 * query @ F.normalize(centres, dim=1).T, 1).detach()
 
 
-@pytest.mark.parametrize("turns", [(0,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("rotations", [(0,), (0, 1, 2, 3)])
 def test_scores_by_an_encoder_of_their_own_do_not_depend_on_the_learners(
-    make_learner: Callable[..., Learner], make_task: Callable[..., Task], turns: tuple[int, ...]
+    make_learner: Callable[..., Learner], make_task: Callable[..., Task], rotations: tuple[int, ...]
 ) -> None:
-    changes: dict[str, Any] = {"relation": {"kind": "encoder", "temperature": 7.0, "turns": len(turns) > 1}}
+    changes: dict[str, Any] = {"scorer": {"kind": "encoder", "temperature": 7.0, "rotations": len(rotations) > 1}}
     learner, task = make_learner(**changes), make_task(0)
-    plain = encoder(for_scores(learner.settings), learner.images, with_film=False, with_warp=False).double()
-    assert [len(plain.stem.blocks), len(plain.tail.blocks)] == [1, 1]  # of relation.widths
+    plain = encoder(scoring_encoder(learner.settings), learner.images, with_film=False, with_warp=False).double()
+    assert [len(plain.stem.blocks), len(plain.tail.blocks)] == [1, 1]  # of scorer.widths
     with torch.no_grad():
         for name, tensor in plain.state_dict().items():
             noise = torch.rand(tensor.shape, generator=generator(1, name), dtype=torch.float64)
             tensor.copy_(0.5 + noise if name.endswith("var") else noise - 0.5)
     kept = {f"network.{name}": tensor for name, tensor in plain.state_dict().items()}
-    learner.take_relation(kept)
+    learner.take_scorer(kept)
     set_norm(plain, "running")
-    images = learner.see(torch.cat([task.support_images, task.query_images]))
-    expected = by_cosines(side_by_side([plain(images.rot90(turn, (2, 3))) for turn in turns]), task)
-    torch.testing.assert_close(learner.prepare(3, task).scores, expected, rtol=0, atol=1e-10)
-    assert not any(name.startswith("relation.") for name, _ in learner.named_parameters())
+    images = normalised(learner, torch.cat([task.support_images, task.query_images]))
+    expected = by_cosines(side_by_side([plain(images.rot90(quarters, (2, 3))) for quarters in rotations]), task)
+    torch.testing.assert_close(learner.prepare(task).scores, expected, rtol=0, atol=1e-10)
+    assert not any(name.startswith("scorer.") for name, _ in learner.named_parameters())
     other = make_learner(**changes, seed=3, net={"stem_norm": "running"}, inner={"steps": 1})
-    other.take_relation(kept)
-    torch.testing.assert_close(other.prepare(3, task).scores, expected, rtol=0, atol=1e-10)
+    other.take_scorer(kept)
+    torch.testing.assert_close(other.prepare(task).scores, expected, rtol=0, atol=1e-10)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npbml.randomness import generator
+from npbml.randomness import generator, own_random_state
 
 PURPOSES = st.lists(st.one_of(st.text(max_size=8), st.integers(0, 10**6)), max_size=3)
 
@@ -55,6 +55,15 @@ def test_a_generator_leaves_torchs_own_alone() -> None:
     before = torch.get_rng_state()
     first(0, "train")
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_block_with_a_state_of_its_own_leaves_torchs_as_it_was() -> None:
+    before, drawn = torch.get_rng_state(), []
+    for seed in (0, 0, 1):
+        with own_random_state(seed):
+            drawn.append(torch.rand(()).item())
+        assert torch.equal(torch.get_rng_state(), before)
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_steps_are_independent() -> None:

@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from npbml.config import flat
-from npbml.data.tasks import Task
-from npbml.learner import Learner
-from npbml.methods import RECIPES, merged
-from npbml.rule.objective import Outer, OuterSettings, multi_step_weights, outer_at
+from npbml.learner.learner import Learner
+from npbml.methods import BUILT_IN
+from npbml.rule.objective import Outer, multi_step_weights, outer_at
 from npbml.rule.precondition import ContextMask, Diagonal
+from npbml.rule.settings import OuterSettings
+from npbml.settings import flat, merged
+from npbml.tasks import Task
 
 MakeLearner = Callable[..., Learner]
 MakeTask = Callable[..., Task]
@@ -32,7 +33,6 @@ WHOLE: dict[str, Any] = {
     "head": {"kind": "linear"},
     "warp": {"kind": "none"},
     "inner": {"steps": 2, "lr": 0.05, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "batch": "support"},
-    "precondition": {"context": 4, "mixture": 2},
 }
 
 
@@ -41,7 +41,7 @@ def method(make_learner: MakeLearner) -> Callable[..., Learner]:
     """method(name, **changes) -> a tiny learner of that recipe, all of whose network adapts"""
 
     def make(name: str, size: int = 16, **changes: Any) -> Learner:
-        rule = merged(WHOLE, RECIPES[name].rule)
+        rule = merged(WHOLE, BUILT_IN[name].rule)
         if rule["warp"]["kind"] == "fixed":
             rule["warp"] = {"kind": "none"}
         return make_learner(size=size, **merged(rule, changes))
@@ -52,6 +52,11 @@ def method(make_learner: MakeLearner) -> Callable[..., Learner]:
 @pytest.fixture
 def task(make_task: MakeTask) -> Task:
     return make_task(shots=2, queries=2, size=16)
+
+
+def seen(images: Tensor) -> Tensor:
+    """As networks take them: normalised."""
+    return (images - 0.5) / 0.25
 
 
 def share(learner: Learner, other: Learner) -> Learner:
@@ -134,8 +139,8 @@ def test_the_meta_gradient_of_maml_is_that_of_higher(
     adapts = [p for name, p in net.named_parameters() if "norm" not in names[name]]
     with higher.innerloop_ctx(net, torch.optim.SGD(adapts, lr=0.05), copy_initial_weights=False) as (fnet, opt):
         for _ in range(5):
-            opt.step(F.cross_entropy(fnet(task.support_images), task.support_labels))
-        logits = fnet(task.query_images)
+            opt.step(F.cross_entropy(fnet(seen(task.support_images)), task.support_labels))
+        logits = fnet(seen(task.query_images))
         F.cross_entropy(logits, task.query_labels).backward()
     torch.testing.assert_close(learner.predict(task), logits.detach(), rtol=0, atol=1e-9)
     mine = meta_gradient(learner, [task])
@@ -165,10 +170,10 @@ def test_the_meta_gradient_of_metasgd_is_that_of_plain_autograd(
 
     theta = [state[name] for name in names]
     for _ in range(2):
-        loss = F.cross_entropy(logits(theta, task.support_images), task.support_labels)
+        loss = F.cross_entropy(logits(theta, seen(task.support_images)), task.support_labels)
         gradients = torch.autograd.grad(loss, theta, create_graph=True)
         theta = [t - alpha * g for t, alpha, g in zip(theta, alphas, gradients, strict=True)]
-    F.cross_entropy(logits(theta, task.query_images), task.query_labels).backward()
+    F.cross_entropy(logits(theta, seen(task.query_images)), task.query_labels).backward()
     mine = meta_gradient(learner, [task])
     assert set(mine) == set(state)
     for name, parameter in state.items():
@@ -247,7 +252,7 @@ def test_c6_a_step_of_tnet_moves_the_composed_head_by_t_t_transposed(
     t, weight, bias = learner.head.warp, learner.head.weight.detach(), learner.head.bias.detach()
     assert t is not None
     t = t.detach()
-    embeddings = learner.network(task.support_images).detach()
+    embeddings = learner.network(seen(task.support_images)).detach()
     composed = [(t @ weight).requires_grad_(), (t @ bias).requires_grad_()]
     loss = F.cross_entropy(embeddings @ composed[0].T + composed[1], task.support_labels)
     gradient = torch.autograd.grad(loss, composed)
@@ -310,7 +315,7 @@ def test_c10_the_prediction_of_boil_uses_the_head_that_it_keeps(
 
 
 def query_gradient(learner: Learner, task: Task, outer: Outer) -> dict[str, Tensor]:
-    prepared = learner.prepare(3, task)
+    prepared = learner.prepare(task)
     loss = learner.task_loss(prepared, task.query_labels, outer)
     names, parameters = zip(*learner.named_parameters(), strict=True)
     found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
@@ -324,8 +329,8 @@ FINAL = Outer(2, {-1: 1.0})
 def test_c11_one_step_ahead_of_one_point_is_the_unrolled_gradient(
     method: Callable[..., Learner], task: Task, steps: int
 ) -> None:
-    """Of omega where J = 1; of theta always, by the weight lambda."""
-    ahead = method("warpgrad", inner={"steps": steps}, outer={"start_weight": 0.25})
+    """Of omega where J = 1; of theta always."""
+    ahead = method("warpgrad", inner={"steps": steps})
     unrolled = share(method("warpgrad", inner={"steps": steps}, outer={"objective": "final"}), ahead)
     mine, theirs = query_gradient(ahead, task, FINAL), query_gradient(unrolled, task, FINAL)
     groups = ahead.groups()
@@ -333,15 +338,15 @@ def test_c11_one_step_ahead_of_one_point_is_the_unrolled_gradient(
     gaps = {name: (mine[name] - theirs[name]).abs().max().item() for name in groups["omega"]}
     assert (max(gaps.values()) < 1e-10) is (steps == 1)
     for name in groups["theta"]:
-        torch.testing.assert_close(mine[name], 0.25 * theirs[name], rtol=0, atol=1e-10)
+        torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=1e-10)
     assert all(theirs[name].abs().max() > 1e-6 for name in theirs)
 
 
 def test_c11_the_trajectory_objective_is_a_sum_of_steps_ahead_of_points_that_are_held(
     method: Callable[..., Learner], task: Task
 ) -> None:
-    learner = method("warpgrad", inner={"steps": 3}, outer={"start_weight": 0.0})
-    prepared = learner.prepare(3, task)
+    learner = method("warpgrad", inner={"steps": 3})
+    prepared = learner.prepare(task)
     visited = [{n: t.detach() for n, t in theta.items()} for theta in learner.trajectory(prepared)[:-1]]
     names, omega = zip(*learner.groups()["omega"].items(), strict=True)
     total = torch.zeros((), dtype=torch.float64)
@@ -359,9 +364,9 @@ def test_c11_the_trajectory_objective_is_a_sum_of_steps_ahead_of_points_that_are
 
 
 def test_c11_without_the_hessian_the_step_ahead_is_a_constant(method: Callable[..., Learner], task: Task) -> None:
-    free = method("warpgrad", inner={"steps": 1}, outer={"hessian_free": True, "start_weight": 0.0})
-    full = share(method("warpgrad", inner={"steps": 1}, outer={"start_weight": 0.0}), free)
-    prepared = free.prepare(3, task)
+    free = method("warpgrad", inner={"steps": 1}, outer={"hessian_free": True})
+    full = share(method("warpgrad", inner={"steps": 1}), free)
+    prepared = free.prepare(task)
     there = {name: tensor.detach() for name, tensor in free.trajectory(prepared)[-1].items()}
     omega = list(free.groups()["omega"].values())
     loss = F.cross_entropy(free._forward(there, prepared.final, None), task.query_labels)
@@ -374,7 +379,7 @@ def test_c11_without_the_hessian_the_step_ahead_is_a_constant(method: Callable[.
 
 def test_c12_with_a_zero_critic_before_is_after(method: Callable[..., Learner], task: Task) -> None:
     sca = method("sca")
-    prepared = sca.prepare(3, task)
+    prepared = sca.prepare(task)
     assert sca.loss.critic is not None
     loud = sca.trajectory(prepared)
     assert len(loud) == 2 + 1 + 1
@@ -390,7 +395,7 @@ def test_c12_the_critic_steps_on_the_query_predictions_with_the_first_rates(
     method: Callable[..., Learner], task: Task
 ) -> None:
     sca = method("sca")
-    prepared = sca.prepare(3, task)
+    prepared = sca.prepare(task)
     *_, before, after = sca.trajectory(prepared)
     theta = {name: tensor.detach().requires_grad_() for name, tensor in before.items()}
     assert sca.loss.critic is not None
@@ -441,7 +446,7 @@ def test_c12_the_outer_loss_of_metal_is_over_support_and_query(
     method: Callable[..., Learner], task: Task, items: str
 ) -> None:
     learner = method("metal", outer={"items": items})
-    prepared = learner.prepare(3, task)
+    prepared = learner.prepare(task)
     logits = learner._forward(learner.adapt(task), prepared.final, None, step=1)
     labels = torch.cat([task.support_labels, task.query_labels])[-len(logits) if items == "all" else 6 :]
     expected = F.cross_entropy(logits[-len(labels) :], labels)
@@ -470,7 +475,7 @@ def test_c13_the_multi_step_loss_is_the_weighted_sum_of_the_query_losses(
 ) -> None:
     """... each with the batch norm of the step before it."""
     learner = method("maml++", inner={"steps": 3})
-    prepared = learner.prepare(3, task)
+    prepared = learner.prepare(task)
     weights = {1: 0.5, 2: 0.2, 3: 0.3}
     expected = torch.zeros((), dtype=torch.float64)
     trajectory = learner.trajectory(prepared)
@@ -490,13 +495,13 @@ def test_c13_the_multi_step_loss_is_the_weighted_sum_of_the_query_losses(
 def test_every_step_has_its_own_batch_norm(method: Callable[..., Learner], task: Task) -> None:
     """Equal rows are one affine; a row changes what comes after its step, and nothing before."""
     learner = method("maml++", inner={"steps": 3})
-    before = learner.trajectory(learner.prepare(3, task))
+    before = learner.trajectory(learner.prepare(task))
     norms = [p for name, p in learner.named_parameters() if "norm" in name]
     assert norms and all(p.shape == (3, 3) for p in norms)
     with torch.no_grad():
         for parameter in norms:
             parameter[1] += 0.3
-    after = learner.trajectory(learner.prepare(3, task))
+    after = learner.trajectory(learner.prepare(task))
     same = [all(torch.equal(a[name], b[name]) for name in a) for a, b in zip(before, after, strict=True)]
     assert same == [True, True, False, False]
 
@@ -505,7 +510,7 @@ def test_c16_fomaml_is_the_query_gradient_at_the_end(
     method: Callable[..., Learner], task: Task, meta_gradient: MetaGradient
 ) -> None:
     learner, maml = method("fomaml"), method("maml")
-    prepared = learner.prepare(3, task)
+    prepared = learner.prepare(task)
     end = {name: tensor.detach().requires_grad_() for name, tensor in learner.adapt(task).items()}
     loss = F.cross_entropy(learner._forward(end, prepared.final, None), task.query_labels)
     at_end = dict(zip(end, torch.autograd.grad(loss, list(end.values())), strict=True))
@@ -524,20 +529,6 @@ def test_c16_unicorn_maml_rebuilds_its_vector_from_every_class(
     assert meta_gradient(learner, [task])["head.weight"].abs().max() < 1e-12
 
 
-def test_derivative_order_annealing_is_first_order_and_then_second(
-    method: Callable[..., Learner], task: Task
-) -> None:
-    learner = method("maml", outer={"first_order_epochs": 40})
-    first, second = method("fomaml"), method("maml")
-    for progress, other in ((0.0, first), (0.399, first), (0.4, second), (1.0, second)):
-        mine, theirs = (one.meta_loss([task], progress) for one in (learner, other))
-        gradients = [
-            torch.autograd.grad(loss, list(one.parameters())) for loss, one in ((mine, learner), (theirs, other))
-        ]
-        for a, b in zip(*gradients, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
-
-
 def test_more_steps_at_test_are_a_longer_trajectory(method: Callable[..., Learner], task: Task) -> None:
     short, long = method("maml"), method("maml", inner={"test_steps": 4})
     four = method("maml", inner={"steps": 4})
@@ -550,7 +541,7 @@ def test_mtnet_has_one_mask_for_all_steps_of_a_task(method: Callable[..., Learne
     """A unit whose mask is 0 does not move at all; one whose mask is 1 moves as in tnet."""
     learner = method("mtnet", inner={"steps": 3})
     noise = torch.linspace(0.05, 0.95, learner.precondition.noise, dtype=torch.float64)
-    prepared = learner.prepare(3, task)._replace(noise=noise)
+    prepared = learner.prepare(task)._replace(noise=noise)
     start, *_, end = learner.trajectory(prepared)
     stayed = 0
     for name in start:
@@ -568,7 +559,7 @@ def test_mtnet_has_one_mask_for_all_steps_of_a_task(method: Callable[..., Learne
 def test_recipes_are_told_apart_by_what_they_compute(method: Callable[..., Learner], task: Task) -> None:
     """No two systems adapt alike, unless their rules are the same or differ in the outer loop alone."""
     seen: dict[str, Tensor] = {}
-    for name, recipe in RECIPES.items():
+    for name, recipe in BUILT_IN.items():
         if name.startswith("npbml") or "outer.order" in flat(recipe.rule):
             continue
         logits = method(name, loss={"hidden": 4}).predict(task)

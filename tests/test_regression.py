@@ -7,14 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from npbml.config import Config, check_config, check_method, method_config, override, preset
 from npbml.data.sinusoid import Sinusoids
-from npbml.data.tasks import Task
 from npbml.errors import SettingError
-from npbml.learner import ImageSpec, Learner
-from npbml.methods import RECIPES
+from npbml.lab.pipeline import Pipeline
+from npbml.lab.protocols import preset
+from npbml.lab.schema import Config, check_config, check_method, method_config, override
+from npbml.learner.learner import Learner
+from npbml.learner.settings import ImageSpec
+from npbml.methods import BUILT_IN
 from npbml.randomness import generator
-from npbml.runs import Run
+from npbml.tasks import Task
 
 METHODS = ["maml", "metasgd", "meta-curvature", "tnet", "npbml"]
 PIXEL = ImageSpec(1, 1, (0.0,), (1.0,))
@@ -35,7 +37,7 @@ def double(task: Task) -> Task:
 
 def test_maml_on_waves_is_gradient_descent_on_the_mean_squared_error() -> None:
     """Against the same two layers written out in plain torch, meta-gradient and all."""
-    learner = Learner(sinusoid("maml", inner={"steps": 2}), PIXEL).double()
+    learner = Learner(sinusoid("maml", inner={"steps": 2}).learner, PIXEL).double()
     task = double(Task(*(part[0] for part in Sinusoids(5, 7).task(Sinusoids(5, 7).draw(1, generator(0, "one"))))))
     names = [f"network.tail.blocks.{i}.unit.conv.{part}" for i in (0, 1) for part in ("weight", "bias")]
     names += ["head.weight", "head.bias"]
@@ -64,7 +66,7 @@ def test_maml_on_waves_is_gradient_descent_on_the_mean_squared_error() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_group_of_a_method_learns_from_waves(method: str) -> None:
-    learner = Learner(sinusoid(method), PIXEL)
+    learner = Learner(sinusoid(method).learner, PIXEL)
     tasks = Sinusoids(10, 10).task(Sinusoids(10, 10).draw(4, generator(0, "waves")))
     learner.meta_loss(tasks).backward()
     for letter, part in learner.groups().items():
@@ -75,11 +77,11 @@ def test_every_group_of_a_method_learns_from_waves(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_on_waves_needs_no_data_and_no_pretraining(tmp_path: Path, method: str) -> None:
-    run = Run.start(
+    run = Pipeline.start(
         tmp_path / "run", override(preset("quick", "sinusoid", method=method), {**SMALL, "method": method})
     )
     assert run.needs([method]) == []
-    run.train(method)
+    run.run(method)
     record = run.test(method)
     assert 0 < record["squared error"] < 100 and record["ci95"] > 0 and "accuracy" not in record
     assert record["validation"] <= record["start"]
@@ -89,18 +91,17 @@ def test_a_run_on_waves_needs_no_data_and_no_pretraining(tmp_path: Path, method:
 
 def test_meta_learning_lowers_the_error_on_unseen_waves(tmp_path: Path) -> None:
     changes = {**SMALL, "method": "maml", "train": {"steps": 150, "validate_every": 150, "lr": {"theta": 5e-3}}}
-    run = Run.start(tmp_path / "run", override(preset("quick", "sinusoid", method="maml"), changes))
-    summary = run.train("maml")
+    run = Pipeline.start(tmp_path / "run", override(preset("quick", "sinusoid", method="maml"), changes))
+    summary = run.run("maml")
     assert summary["validation"] < 0.9 * summary["start"]
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"backbone": "conv4"}, "belong together"),
-        ({"target": "classes"}, "belong together"),
+        ({"backbone": "conv4"}, "about values: it needs target=values and backbone=mlp, not"),
+        ({"target": "classes"}, "about values: it needs target=values and backbone=mlp, not"),
         ({"train": {"augment": True}}, "images of classes"),
-        ({"train": {"coverage": "balanced"}}, "images of classes"),
         ({"loss": {"transductive": True}, "inner": {"batch": "joint"}}, "loss.transductive speaks of the classes"),
     ],
 )
@@ -112,9 +113,11 @@ def test_what_waves_cannot_do_is_refused(changes: dict[str, Any], words: str) ->
 def test_methods_that_speak_of_classes_are_refused_on_waves() -> None:
     config = preset("quick", "sinusoid")
     refused = set()
-    for method in RECIPES:
+    for method in BUILT_IN:
         try:
             check_method(config, method)
         except SettingError:
             refused.add(method)
     assert "metal" in refused and not refused & set(METHODS)
+    with pytest.raises(SettingError, match="prototypes stands for classes"):
+        check_method(config, "prototypes")

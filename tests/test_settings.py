@@ -9,11 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npbml.config import Config
 from npbml.errors import SettingError
-from npbml.learner import LearnerSettings
-from npbml.rule.descend import InnerSettings
-from npbml.settings import check, describe, from_dict, group, setting, to_dict
+from npbml.lab.schema import Config
+from npbml.learner.settings import LearnerSettings
+from npbml.registry import PartName, Registry
+from npbml.rule.settings import InnerSettings
+from npbml.settings import (
+    check,
+    describe,
+    flat,
+    from_dict,
+    from_old_names,
+    group,
+    leaves,
+    merged,
+    nested,
+    setting,
+    to_dict,
+)
 
 
 @dataclass(frozen=True)
@@ -34,12 +47,38 @@ class Large:
     seed: int = setting(0)
 
 
+COLOURS = Registry("colour")
+for colour in ("red", "blue", "green"):
+    COLOURS.built_in(colour, "", f"the colour {colour}")
+
+
+class Colour(PartName):
+    registry = COLOURS
+
+
+@dataclass(frozen=True)
+class Body:
+    colour: Colour = setting(Colour("red"))
+    stripes: tuple[Colour, ...] = setting(())
+    size: int = setting(1, low=1, was="length")
+    form: Literal["round", "flat"] = setting("round", values={"ball": "round"})
+
+
+@dataclass(frozen=True)
+class Whole:
+    body: Body = group(Body, inline=True)
+    small: Small = group(Small, was="little")
+    seed: int = setting(0)
+
+
 def one(hint: Any, plain: dict[Any, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
     """Every value of a type, its numbers from `plain`."""
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
     if get_origin(hint) is tuple:
         return st.lists(one(get_args(hint)[0], plain), max_size=4).map(tuple)
+    if isinstance(hint, type) and issubclass(hint, PartName):
+        return st.sampled_from(list(hint.registry))
     if hint in plain:
         return plain[hint]
     return st.none() | one(next(option for option in get_args(hint) if option is not type(None)), plain)
@@ -71,6 +110,14 @@ def test_settings_survive_a_file(settings: Large) -> None:
     assert from_dict(Large, plain) == settings
 
 
+@given(values(Whole))
+def test_settings_with_parts_and_an_inline_group_survive_a_file(settings: Whole) -> None:
+    check(settings)
+    plain = json.loads(json.dumps(to_dict(settings)))
+    assert list(plain) == ["colour", "stripes", "size", "form", "small", "seed"]
+    assert from_dict(Whole, plain) == settings
+
+
 @given(values(LearnerSettings))
 def test_every_learners_settings_survive_a_file(settings: LearnerSettings) -> None:
     check(settings)
@@ -78,7 +125,7 @@ def test_every_learners_settings_survive_a_file(settings: LearnerSettings) -> No
 
 
 def test_the_defaults_of_everything_are_admissible_and_survive_a_file() -> None:
-    for kind in (Config, LearnerSettings):
+    for kind in (Config, LearnerSettings, Whole):
         settings = kind()
         check(settings)
         assert from_dict(kind, json.loads(json.dumps(to_dict(settings)))) == settings
@@ -220,8 +267,115 @@ def test_the_defaults_are_those_of_methods_18() -> None:
             "final_batch": "query",
         },
         "precondition": {"chain": ()},
-        "outer": {"objective": "final", "items": "query", "order": 2, "first_order_epochs": 0},
+        "outer": {"objective": "final", "items": "query", "order": 2},
         "init": {"source": "pretrained", "std": 0.01, "uniform_bias": False},
-        "relation": {"widths": (64, 128, 256, 512), "pools": 2, "combine": "sum"},
+        "scorer": {"kind": "relation-network", "widths": (64, 128, 256, 512), "pools": 2, "combine": "sum"},
     }
     assert from_dict(LearnerSettings, expected) == settings
+
+
+def test_an_inline_group_has_no_name_of_its_own() -> None:
+    assert [leaf.name for leaf in leaves(Whole())][:6] == [
+        "colour",
+        "stripes",
+        "size",
+        "form",
+        "small.rate",
+        "small.steps",
+    ]
+    changed = from_dict(Whole, {"size": 3, "seed": 2}, Whole(Body(form="flat")))
+    assert changed == Whole(Body(size=3, form="flat"), seed=2)
+    for data, message in (
+        ({"body": {"size": 3}}, "no setting 'body'"),
+        ({"sise": 3}, "no setting 'sise'. Did you mean 'size'?"),
+        ({"size": 0}, "size must be at least 1, not 0."),
+    ):
+        with pytest.raises(SettingError) as error:
+            from_dict(Whole, data)
+        assert message in str(error.value)
+
+
+def test_a_part_is_named_by_one_of_its_registry() -> None:
+    read = from_dict(Whole, {"colour": "blue", "stripes": ["green", "red"]})
+    assert read.body == Body(Colour("blue"), (Colour("green"), Colour("red")))
+    assert ("colour", "one of red, blue, green", "red") in describe(Whole)
+    assert ("stripes", "a list of: one of red, blue, green", ()) in describe(Whole)
+    for settings, message in (
+        (
+            {"colour": "bleu"},
+            "colour: There is no colour 'bleu'. Did you mean 'blue'? Choose from red, blue, green.",
+        ),
+        ({"stripes": ["xyz"]}, "stripes: There is no colour 'xyz'. Choose from red, blue, green."),
+        ({"colour": 3}, "colour takes one of red, blue, green, not 3."),
+    ):
+        with pytest.raises(SettingError) as error:
+            from_dict(Whole, settings)
+        assert str(error.value) == message
+        with pytest.raises(SettingError) as error:
+            check(Whole(dataclasses.replace(Body(), **settings)))
+        assert str(error.value) == message
+
+
+@given(values(Whole))
+def test_tables_are_flattened_and_nested_again(settings: Whole) -> None:
+    tables = to_dict(settings)
+    rows = flat(tables)
+    assert set(rows) == {leaf.name for leaf in leaves(settings)} and nested(rows) == tables
+
+
+def test_tables_are_merged_name_by_name() -> None:
+    first, second = {"a": 1, "b": {"c": 2, "d": {"e": 3}}}, {"b": {"c": 4, "d": {"f": 5}}, "g": 6}
+    assert merged(first, second) == {"a": 1, "b": {"c": 4, "d": {"e": 3, "f": 5}}, "g": 6}
+    assert merged(second, first)["b"] == {"c": 2, "d": {"e": 3, "f": 5}}
+    assert merged({"a": {"b": 1}}, {"a": 2}, {"a": {"c": 3}}) == {"a": {"c": 3}} and merged() == {}
+    assert first == {"a": 1, "b": {"c": 2, "d": {"e": 3}}}, "tables are merged into new ones"
+
+
+def old(data: dict[str, Any], **removed: Any) -> tuple[dict[str, Any], list[str]]:
+    """Tables by today's names, and what was said of them."""
+    told: list[str] = []
+    return from_old_names(Whole, data, removed, told.append), told
+
+
+def test_names_and_values_of_version_one_are_read_as_those_of_today() -> None:
+    tables, told = old({"length": 3, "form": "ball", "little": {"steps": 2, "widths": [1]}, "seed": 5})
+    assert tables == {"size": 3, "form": "round", "small": {"steps": 2, "widths": [1]}, "seed": 5}
+    assert told == [
+        "The setting length is called size now.",
+        "The setting little.steps is called small.steps now.",
+        "The setting little.widths is called small.widths now.",
+    ]
+    assert from_dict(Whole, tables).small.widths == (1,)
+
+
+def test_names_of_today_and_unknown_ones_stay_as_they_are() -> None:
+    data = {"size": 3, "form": "flat", "small": {"steps": 2}, "tail": 7, "little": 5}
+    assert old(data) == (data, [])
+    with pytest.raises(SettingError, match="no setting 'tail'"):
+        from_dict(Whole, old(data)[0])
+
+
+def test_every_name_of_version_one_leads_to_its_setting() -> None:
+    assert {leaf.old_name: leaf.name for leaf in leaves(Whole(Body(size=3)))} == {
+        "colour": "colour",
+        "stripes": "stripes",
+        "length": "size",
+        "form": "form",
+        **{f"little.{field.name}": f"small.{field.name}" for field in dataclasses.fields(Small)},
+        "seed": "seed",
+    }
+    form = next(leaf for leaf in leaves(Whole()) if leaf.name == "form")
+    assert (form.value, form.old_value) == ("round", "ball")
+    assert {leaf.name: leaf.old_value for leaf in leaves(Whole(Body(form="flat")))}["form"] == "flat"
+
+
+def test_a_setting_that_is_gone_is_accepted_at_its_constant_alone() -> None:
+    removed = {"little.tail": (1, 2), "eyes": 2}
+    tables, told = old({"eyes": 2, "little": {"tail": [1, 2]}}, **removed)
+    assert tables == {} and [words.split(" is ")[0] for words in told] == [
+        "The setting eyes",
+        "The setting little.tail",
+    ]
+    for data, name in (({"eyes": 3}, "eyes=3"), ({"little": {"tail": [1]}}, r"little\.tail=\[1\]")):
+        with pytest.raises(SettingError, match=rf"{name} is from an earlier version.* always"):
+            old(data, **removed)

@@ -2,43 +2,62 @@
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from npbml.data.tasks import Task
-from npbml.errors import DataError
-from npbml.learner import ImageSpec, Learner
+from npbml.errors import DataError, SettingError
+from npbml.learner.learner import Learner
+from npbml.learner.settings import ImageSpec
+from npbml.pictures import picture_bytes, picture_list
+from npbml.tasks import Task
 
 
 class FewShotClassifier:
-    """Adapts a meta-trained learner to the pictures and labels given to `fit`.
+    """Adapt a meta-trained learner to the pictures and labels given to `fit`.
 
-    Pictures are PIL images, or arrays [n, height, width], [n, height, width, channels] or
-    [n, channels, height, width], of bytes or of floats in 0..1, of any size; labels are any values.
+    Pictures are a list of paths, PIL images, arrays or tensors, or one array or tensor [n, height, width],
+    [n, height, width, channels] or [n, channels, height, width], of bytes or of floats in 0 to 1; of any size,
+    grey or colour (see `npbml.pictures.read_picture`). Labels are hashable values of any kind, but not None or
+    NaN.
 
     Where the learner normalises by the batch or uses a transductive loss, a prediction depends on the pictures
-    that are predicted together with it. `batch` bounds how many these are. `final_batch` says what a prediction
-    is normalised with: its batch alone ("query"), the labelled pictures too ("joint"), or, by default, what the
-    learner was trained with, except for batches too small to be normalised by themselves, which are joined.
+    that are predicted together with it.
+
+    Args:
+        learner: A meta-trained learner.
+        final_batch: What a prediction is normalised with: its batch alone ("query"), the labelled pictures too
+            ("joint"), or, by default, what the learner was trained with, except for batches too small to be
+            normalised by themselves, which are joined ("auto").
+        batch_size: How many pictures are predicted together at most.
+
+    Attributes:
+        classes_: The labels [classes], sorted where they can be; set by `fit`.
     """
 
     def __init__(
-        self, learner: Learner, final_batch: Literal["auto", "query", "joint"] = "auto", batch: int = 200
+        self, learner: Learner, final_batch: Literal["auto", "query", "joint"] = "auto", batch_size: int = 200
     ) -> None:
-        self.learner, self.final_batch, self.batch = learner, final_batch, batch
+        self.learner, self.final_batch, self.batch_size = learner, final_batch, batch_size
 
     def fit(self, images: Any, labels: Sequence[Any] | np.ndarray) -> "FewShotClassifier":
-        """Take the labelled pictures; the adaptation itself happens with those to be predicted."""
+        """Take the labelled pictures; the adaptation itself happens with those to be predicted.
+
+        Args:
+            images: n pictures.
+            labels: Their n labels, at least two of them different.
+
+        Raises:
+            DataError: A picture or a label cannot be used, or the learner cannot take this number of classes.
+        """
         support = self._tensor(images)
-        labels = labels.tolist() if isinstance(labels, (np.ndarray, Tensor)) else list(labels)
-        if len(support) != len(labels):
-            raise DataError(f"There are {len(support)} images but {len(labels)} labels.")
+        labels = _label_list(labels, len(support))
         values = list(dict.fromkeys(labels))
+        if len(values) == 1:
+            raise DataError(f"Every label is {values[0]!r}: give images of at least 2 classes.")
         with contextlib.suppress(TypeError):  # labels of mixed kinds keep the order in which they come
             values = sorted(values)
         self.learner.check_ways(len(values))
@@ -52,28 +71,29 @@ class FewShotClassifier:
         return self
 
     def predict(self, images: Any) -> np.ndarray:
-        """The label of each picture."""
+        """Return the label of each picture, [n]."""
         probabilities = self.predict_proba(images)
         return self.classes_[probabilities.argmax(1)]
 
     def predict_proba(self, images: Any) -> np.ndarray:
-        """Probabilities [n, classes], in the order of `classes_`."""
+        """Return the probabilities [n, classes], in the order of `classes_`."""
         if not hasattr(self, "classes_"):
             raise DataError("This classifier has no labelled pictures yet: call fit(images, labels) first.")
+        if self.batch_size < 1:
+            raise SettingError(f"batch_size is {self.batch_size}; it must be at least 1.")
         query = self._tensor(images)
-        count = math.ceil(len(query) / self.batch)
+        count = math.ceil(len(query) / self.batch_size)
         logits = torch.cat([self._logits(part) for part in query.tensor_split(count)])
         return logits.softmax(-1).cpu().numpy()
 
     def score(self, images: Any, labels: Sequence[Any] | np.ndarray) -> float:
-        """The share of pictures whose label is predicted."""
-        predicted, labels = self.predict(images), list(labels)
-        if len(predicted) != len(labels):
-            raise DataError(f"There are {len(predicted)} images but {len(labels)} labels.")
+        """Return the share of pictures whose label is predicted."""
+        predicted = self.predict(images)
+        labels = _label_list(labels, len(predicted))
         return float(np.mean([one == other for one, other in zip(predicted, labels, strict=True)]))
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        return {"learner": self.learner, "final_batch": self.final_batch, "batch": self.batch}
+        return {"learner": self.learner, "final_batch": self.final_batch, "batch_size": self.batch_size}
 
     def set_params(self, **params: Any) -> "FewShotClassifier":
         for name, value in params.items():
@@ -93,52 +113,47 @@ class FewShotClassifier:
         return self.learner.predict(task, final)
 
     def _tensor(self, images: Any) -> Tensor:
-        pictures = to_pictures(images)
-        if not pictures:
-            raise DataError("There are no images.")
-        return torch.stack([_bytes(picture, self.learner.images) for picture in pictures])
+        """Return the pictures as the learner takes them, uint8 [n, channels, size, size]."""
+        spec: ImageSpec = self.learner.images
+        pictures = [
+            picture_bytes(picture, spec.size, spec.channels, name=f"Image {number}")
+            for number, picture in enumerate(picture_list(images))
+        ]
+        return torch.from_numpy(np.stack(pictures))
 
 
-def to_pictures(images: Any) -> list[Image.Image]:
-    """PIL images from anything that `FewShotClassifier` takes."""
-    if isinstance(images, Image.Image):
-        raise DataError("Give a list of images, even for one: [image].")
-    if isinstance(images, Tensor):
-        images = images.detach().cpu().numpy()
-    if isinstance(images, np.ndarray) and images.dtype != object:
-        if images.ndim not in (3, 4):
-            raise DataError(
-                "An array of images has the shape [n, height, width], [n, height, width, channels] or "
-                f"[n, channels, height, width], not {list(images.shape)}."
-            )
-        return [_picture(image, number) for number, image in enumerate(images)]
-    return [
-        image if isinstance(image, Image.Image) else _picture(np.asarray(image), number)
-        for number, image in enumerate(images)
-    ]
+def _label_list(labels: Any, count: int) -> list[Any]:
+    """Return the labels of `count` images as a list of hashable values, or raise a DataError."""
+    dimensions = getattr(labels, "ndim", 1)
+    if dimensions != 1:
+        raise DataError(f"The labels have {dimensions} dimensions: give a list of one label for each image.")
+    if isinstance(labels, str | bytes | Mapping | Set) or not isinstance(labels, Iterable):
+        raise DataError(
+            f"The labels are of type {type(labels).__name__}: give a list of one label for each image."
+        )
+    found = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else list(labels)
+    if len(found) != count:
+        raise DataError(f"There are {count} images but {len(found)} labels.")
+    # Tensors are hashed by identity: two of the same value would be two classes.
+    found = [label.item() if isinstance(label, Tensor) and label.ndim == 0 else label for label in found]
+    for number, label in enumerate(found):
+        _check_label(label, number)
+    return found
 
 
-def _picture(image: np.ndarray, number: int) -> Image.Image:
-    if image.ndim == 3 and image.shape[2] not in (1, 3, 4) and image.shape[0] in (1, 3, 4):
-        image = image.transpose(1, 2, 0)
-    if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (1, 3, 4)):
-        raise DataError(f"Image {number} has the shape {list(image.shape)}: grey or RGB was expected.")
-    if np.issubdtype(image.dtype, np.floating):
-        if not (np.isfinite(image).all() and image.min() >= 0 and image.max() <= 1):
-            raise DataError(f"Image {number} has floats outside 0 to 1: scale them, or give bytes.")
-        image = np.round(image * 255).astype(np.uint8)
-    elif image.dtype == bool:
-        image = image.astype(np.uint8) * 255
-    elif image.dtype != np.uint8:
-        if not (np.issubdtype(image.dtype, np.integer) and image.min() >= 0 and image.max() <= 255):
-            raise DataError(f"Image {number} is of {image.dtype}: bytes, or floats in 0 to 1, were expected.")
-        image = image.astype(np.uint8)
-    return Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
-
-
-def _bytes(picture: Image.Image, spec: ImageSpec) -> Tensor:
-    """A picture of the size and channels that the learner takes: uint8 [channels, size, size]"""
-    picture = picture.convert("L" if spec.channels == 1 else "RGB")
-    if picture.size != (spec.size, spec.size):
-        picture = picture.resize((spec.size, spec.size), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(picture)).view(spec.size, spec.size, spec.channels).permute(2, 0, 1)
+def _check_label(label: Any, number: int) -> None:
+    try:
+        hash(label)
+    except TypeError:
+        raise DataError(
+            f"Label {number} is of type {type(label).__name__}, which cannot name a class: give strings, "
+            "numbers or tuples of them."
+        ) from None
+    if isinstance(label, Tensor):
+        raise DataError(f"Label {number} is a tensor with {label.ndim} dimensions: give one value for each image.")
+    try:
+        missing = label is None or bool(label != label)  # NaN and NaT differ from themselves
+    except TypeError:  # pandas' NA is neither equal nor different
+        missing = True
+    if missing:
+        raise DataError(f"Label {number} is {label}: every image needs a label.")

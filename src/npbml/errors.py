@@ -19,3 +19,11 @@ class RunError(NpbmlError):
 
 class NotFiniteError(RunError):
     """A gradient with NaN or infinity in it."""
+
+
+class Stopped(Exception):
+    """The user asked the run to stop; everything up to `step` is saved."""
+
+    def __init__(self, stage: str, step: int, number: int) -> None:
+        super().__init__(f"Stopped in {stage} after step {step}; it is saved.")
+        self.number = number

@@ -4,11 +4,15 @@ A recipe has two tables. `rule` is what the method is: the parts that it is made
 `published` is how its own authors trained it; the protocol of that name takes it from there.
 """
 
+import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from npbml.errors import SettingError
+from npbml.learner.settings import LearnerSettings
+from npbml.parts import METHODS
+from npbml.settings import flat, from_dict, leaves, merged
 
 Tables = dict[str, Any]
 
@@ -19,19 +23,6 @@ class Cell(NamedTuple):
     dataset: str = "mini-imagenet"
     backbone: str = "conv4"
     shots: int = 1
-
-
-def merged(*tables: Mapping[str, Any]) -> Tables:
-    """Tables of settings on top of each other; what a later one says goes before."""
-    result: Tables = {}
-    for table in tables:
-        for name, value in table.items():
-            if isinstance(value, Mapping):
-                before = result.get(name)
-                result[name] = merged(before if isinstance(before, Mapping) else {}, value)
-            else:
-                result[name] = value
-    return result
 
 
 @dataclass(frozen=True)
@@ -171,7 +162,7 @@ def published_unicorn(cell: Cell) -> Tables:
     }
 
 
-RECIPES: dict[str, Recipe] = {
+BUILT_IN: dict[str, Recipe] = {
     "npbml": Recipe("initialisation, warp preconditioner and loss learned together, modulated by FiLM", {}),
     "maml": Recipe("the initialisation alone is learned; SGD on cross-entropy", MAML, published_maml),
     "fomaml": Recipe("maml without second derivatives", merged(MAML, {"outer": {"order": 1}}), published_maml),
@@ -293,20 +284,51 @@ RECIPES: dict[str, Recipe] = {
         },
     ),
 }
-BUILT_IN = frozenset(RECIPES)
+for _name, _recipe in BUILT_IN.items():
+    METHODS.built_in(_name, _recipe, _recipe.summary)
+METHODS.built_in(
+    "prototypes",
+    Recipe("nearest class means of the pre-trained encoder's embeddings; nothing is meta-learned", {}),
+    "nearest class means of the pre-trained encoder's embeddings; nothing is meta-learned",
+    trains=False,
+)
+RESERVED = ("pretrain", "relation", "pictures")  # folders of a run
+
+
+def trained_methods() -> list[str]:
+    """The names of the methods that meta-learn something."""
+    return [name for name in METHODS if METHODS.fact(name, "trains")]
+
+
+def trains(method: str) -> bool:
+    """Whether there is anything of this method to be meta-learned."""
+    return METHODS.fact(method, "trains")
 
 
 def find_recipe(method: str) -> Recipe:
-    if method not in RECIPES:
-        raise SettingError(f"There is no method {method!r}: choose from {', '.join(RECIPES)}.")
-    return RECIPES[method]
+    """The recipe of a method, or an error that lists the methods there are."""
+    return METHODS.get(method)
 
 
 def register(name: str, recipe: Recipe) -> None:
     """Give a recipe of one's own a name, by which every command and function then knows it."""
-    if name in BUILT_IN or name in ("prototypes", "pretrain", "relation", "pictures") or not name.strip("."):
+    check_recipe(recipe)
+    if name in RESERVED:
         raise SettingError(f"{name!r} cannot be the name of a new method: it is taken.")
-    RECIPES[name] = recipe
+    METHODS.register(name, recipe, recipe.summary)
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse a recipe that names settings which do not exist or are not a learner's."""
+    names = {leaf.name for leaf in leaves(LearnerSettings())}
+    for name in flat(recipe.rule):
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1, 0.8)
+            meant = f" Did you mean {close[0]!r}?" if close else ""
+            raise SettingError(
+                f"A recipe changes the rule, and {name!r} is no setting of it: see `npbml settings`.{meant}"
+            )
+    from_dict(LearnerSettings, recipe.rule, LearnerSettings())
 
 
 def compose(summary: str, *bases: str, **tables: Any) -> Recipe:
@@ -315,3 +337,36 @@ def compose(summary: str, *bases: str, **tables: Any) -> Recipe:
     npbml.compose("GAP's preconditioner with NPBML's loss", "npbml", precondition={"chain": ["svd"]})
     """
     return Recipe(summary, merged(*(find_recipe(base).rule for base in bases), tables))
+
+
+def with_rule(settings: LearnerSettings, rule: Mapping[str, Any], warp_pretrained: bool) -> LearnerSettings:
+    """The settings of a method within a run: the run's own, with the method's rule on top.
+
+    Everything that the rule does not name is the run's, so that methods differ in the rule alone. A warp that is
+    fixed stands for the one that the encoder was pre-trained with (`warp_pretrained`), or there is none.
+    """
+    changed = from_dict(LearnerSettings, rule, settings)
+    there = warp_pretrained and settings.init.source == "pretrained" and settings.warp.kind != "none"
+    if settings.warp.kind == "none" or (changed.warp.kind == "fixed" and not there):
+        changed = replace(changed, warp=replace(changed.warp, kind="none"))
+    return changed
+
+
+# Settings of version 0.1 that are constants now, by their names there.
+REMOVED: dict[str, Any] = {
+    "net.group_blocks": 4,
+    "precondition.decay": 5e-4,
+    "precondition.context": 300,
+    "precondition.passes": 2,
+    "precondition.mixture": 5,
+    "warp.norm_in": False,
+    "warp.residual": False,
+    "outer.first_order_epochs": 0,
+    "outer.multi_step_epochs": 15,
+    "outer.start_weight": 1.0,
+    "relation.clip_norm": 0.0,
+    "pretrain.momentum": 0.9,
+    "pretrain.augment.jitter": 0.4,
+    "train.coverage": "random",
+    "train.crop_scale_low": None,
+}

@@ -6,6 +6,8 @@ alike everywhere, so that every device draws the same, at its own speed, and ask
 
 import hashlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -19,6 +21,20 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
     """
     name = repr((int(seed), *purpose)).encode()
     return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1)
+
+
+@contextmanager
+def own_random_state(seed: int) -> Iterator[None]:
+    """Have torch's global CPU generator begin at `seed` for a block, and be as it was afterwards.
+
+    Modules of torch draw their first weights from it when they are made.
+    """
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
 
 
 def draw_numbers(generator: torch.Generator, count: int = 1) -> Tensor:

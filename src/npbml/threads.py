@@ -17,13 +17,15 @@ def each_in_a_thread(function: Callable[..., T], items: Iterable[tuple[Any, ...]
     For convolutions of a task's few small images, two items on a core each were nearly twice as fast as both
     cores on one item after another. Work that is not the CPU's is done in order.
     """
-    threads = torch.get_num_threads()
-    if threads == 1 or not on_cpu:
+    items, threads = list(items), torch.get_num_threads()
+    if threads == 1 or len(items) == 1 or not on_cpu:
         return [function(*item) for item in items]
     lower, precision = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    graded = torch.is_grad_enabled()
 
     def one(item: tuple[Any, ...]) -> T:
-        with torch.autocast("cpu", precision, enabled=lower):  # which a thread does not take over by itself
+        # A thread does not take these over by itself.
+        with torch.autocast("cpu", precision, enabled=lower), torch.set_grad_enabled(graded):
             return function(*item)
 
     return list(_pool(threads).map(one, items))

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from npbml import cli
-from npbml.cli import screen
+from npbml.cli import main, screen
 from npbml.cli.options import read_configuration
-from npbml.config import Config
+from npbml.cli.stages import run
 from npbml.data.store import ClassEntry, Store
-from npbml.methods import BUILT_IN, RECIPES
+from npbml.lab.schema import Config
+from npbml.parts import METHODS
 
 SETTINGS = """
 ways = 3
@@ -29,12 +29,13 @@ hidden = 4
 steps = 2
 [pretrain]
 steps = 3
-batch = 4
+batch_size = 4
 validate_every = 3
 validation_tasks = 2
-[relation]
+[scorer]
 widths = [2]
 pools = 1
+[scorer_training]
 steps = 2
 validate_every = 2
 validation_tasks = 2
@@ -59,7 +60,7 @@ def command(*arguments: object) -> Said:
     handler = signal.getsignal(signal.SIGTERM)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         try:
-            cli.main([str(argument) for argument in arguments])
+            main([str(argument) for argument in arguments])
         except SystemExit as leave:
             code = int(leave.code or 0)
         finally:
@@ -113,8 +114,8 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("NPBML_DATA", str(tmp_path / ".data"))
     monkeypatch.setattr(screen.console, "width", 80)
     yield
-    for name in RECIPES.keys() - BUILT_IN:
-        del RECIPES[name]
+    for name in [name for name in METHODS if not METHODS.part(name).built_in]:
+        del METHODS.parts[name]
 
 
 @pytest.fixture
@@ -126,4 +127,4 @@ def given(shared: Path) -> tuple[object, ...]:
 @pytest.fixture
 def settled() -> Callable[..., Config]:
     """settled("--shots", 5) -> the settings of `npbml run --shots 5`"""
-    return lambda *arguments: read_configuration(cli.run, [str(argument) for argument in arguments]).config
+    return lambda *arguments: read_configuration(run, [str(argument) for argument in arguments]).config

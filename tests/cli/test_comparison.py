@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from npbml.cli.arguments import Arguments
 from npbml.cli.comparison import compared, read_comparison
+from npbml.errors import Stopped
+from npbml.lab.pipeline import Pipeline
+from npbml.lab.run_folder import read_config
 from npbml.methods import BUILT_IN
-from npbml.run_folder import read_config
-from npbml.runs import Run
-from npbml.stages.loop import Stopped
 
 Npbml = Callable[..., Any]
 
@@ -113,15 +114,15 @@ def test_stopped_and_given_again_it_ends_as_if_it_had_never_been(
     npbml_command: Npbml, shared: Path, done: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = ("--config", shared / "small.toml", "--dataset", shared / "random", "--run", "again")
-    train, stops = Run.train, ["metasgd"]
+    train, stops = Pipeline.run, ["metasgd"]
 
-    def stopped(run: Run, method: str) -> dict[str, Any]:
+    def stopped(run: Pipeline, method: str) -> dict[str, Any]:
         if method in stops:
             stops.remove(method)
             raise Stopped(method, 1, signal.SIGINT)
         return train(run, method)
 
-    monkeypatch.setattr(Run, "train", stopped)
+    monkeypatch.setattr(Pipeline, "run", stopped)
     methods = ("--methods", f"maml,metasgd,{done.parent / 'mine.toml'}")
     said = npbml_command("compare", *given, *methods)
     assert said.code == 130 and "Stopped in metasgd" in said.error and "The same command goes on" in said.error
@@ -143,7 +144,7 @@ REFUSED: list[tuple[str, str]] = [
     ("", "Say what to compare: --methods maml,npbml or --methods all"),
     ("--methods", "Say what to compare"),
     ("--methods prototypes", "Say what to compare"),
-    ("--methods maml,mamml", "There is no method 'mamml': choose from npbml, maml"),
+    ("--methods maml,mamml", "There is no method 'mamml'. Did you mean 'maml'? Choose from npbml, maml"),
     ("--methods maml,gone.toml", "gone.toml cannot be read: No such file"),
     ("--method maml --methods gap,maml", "takes --methods, with commas between them, and no --method"),
     ("--methods maml,gap --shots 0", "npbml: shots must be at least 1, not 0."),
@@ -157,8 +158,8 @@ REFUSED: list[tuple[str, str]] = [
     ),
     ("--methods maml --frobnicate 3", "--frobnicate"),
     (
-        "--methods maml,npbml --relation.widths 2 2 2 --relation.pools 3",
-        "relation network halves an image 5 times",
+        "--methods maml,npbml --scorer.widths 2 2 2 --scorer.pools 3",
+        "The scorer halves an image 5 times",
     ),
 ]
 
@@ -186,10 +187,10 @@ def test_methods_are_named_in_any_of_the_usual_ways() -> None:
         ["--shots", "5", "--methods", "gap", "maml", "npbml", "gap"],
         ["--methods", " gap , maml,prototypes ,npbml,"],
     ):
-        assert compared(arguments) == ["gap", "maml", "npbml"]
-    every = compared(["--methods", "all"])
-    assert set(every) == BUILT_IN - {"npbml-quirks"} and len(every) == len(set(every))
-    assert compared(["--methods", "sca,all"])[:2] == ["sca", "npbml"]
+        assert compared(Arguments(arguments)) == ["gap", "maml", "npbml"]
+    every = compared(Arguments(["--methods", "all"]))
+    assert set(every) == BUILT_IN.keys() - {"npbml-quirks"} and len(every) == len(set(every))
+    assert compared(Arguments(["--methods", "sca,all"]))[:2] == ["sca", "npbml"]
 
 
 def test_the_protocol_is_common_unless_something_else_says_so(shared: Path, tmp_path: Path) -> None:
@@ -249,8 +250,8 @@ def test_under_the_published_protocol_each_method_has_a_run_of_its_own(
     assert sorted(path.parent.name for path in Path("own").glob("*/config.json")) == sorted(names)
     assert list(rows_of(Path("own"))) == names
     configs = {name: read_config(Path("own") / name) for name in names}
-    assert [config.init.source for config in configs.values()] == ["scratch", "pretrained", "pretrained"]
-    assert all(config.inner.steps == 2 and config.protocol == "published" for config in configs.values())
+    assert [config.learner.init.source for config in configs.values()] == ["scratch", "pretrained", "pretrained"]
+    assert all(config.learner.inner.steps == 2 and config.protocol == "published" for config in configs.values())
     assert not Path("own/maml/pretrain").exists() and Path("own/npbml/pretrain").exists()
     results = [per_task(Path("own") / name / name / "test.json") for name in ("npbml", "maml")]
     row = rows_of(Path("own"))["npbml"]["difference"]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from npbml.cli import screen
-from npbml.config import Config, flat
-from npbml.methods import RECIPES, Cell
+from npbml.lab.schema import Config
+from npbml.methods import BUILT_IN, Cell
 from npbml.report.methods import shown
-from npbml.settings import describe
+from npbml.settings import describe, flat
 
 Npbml = Callable[..., Any]
 
@@ -21,15 +21,15 @@ def test_methods_are_listed(npbml_command: Npbml, monkeypatch: pytest.MonkeyPatc
     said = npbml_command("methods")
     assert said.code == 0 and max(map(len, said.out.splitlines())) <= width and "…" not in said.out
     names = [line.split()[0] for line in said.out.partition("\n\n")[0].splitlines() if line[0] != " "]
-    assert names == ["method", *RECIPES]
+    assert names == ["method", *BUILT_IN]
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_a_method_is_shown_with_its_settings(npbml_command: Npbml, name: str) -> None:
     said = npbml_command("methods", name)
     words = " ".join(said.out.split())
-    assert said.code == 0 and words.startswith(f"{name}: {RECIPES[name].summary}")
-    for table in (RECIPES[name].rule, RECIPES[name].published(Cell())):
+    assert said.code == 0 and words.startswith(f"{name}: {BUILT_IN[name].summary}")
+    for table in (BUILT_IN[name].rule, BUILT_IN[name].published(Cell())):
         for setting, value in flat(table).items():
             assert f"{setting} {shown(value)}" in words
 
@@ -51,7 +51,9 @@ def test_a_recipe_of_ones_own_is_shown_too(npbml_command: Npbml, tmp_path: Path)
 
 def test_an_unknown_method_is_answered_with_the_names(npbml_command: Npbml) -> None:
     said = npbml_command("methods", "mamml")
-    assert said.code == 2 and "There is no method 'mamml': choose from npbml, maml" in said.error
+    assert (
+        said.code == 2 and "There is no method 'mamml'. Did you mean 'maml'? Choose from npbml, maml" in said.error
+    )
 
 
 def test_settings_are_listed_as_the_arguments_make_them(npbml_command: Npbml) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from npbml import cli
-from npbml.cli.options import read_configuration
-from npbml.config import Config, method_config
-from npbml.run_folder import read_config
+from npbml.cli.options import read_configuration, read_settings_file
+from npbml.cli.stages import run
+from npbml.lab.run_folder import read_config
+from npbml.lab.schema import Config, method_config
 
 Npbml = Callable[..., Any]
 
@@ -26,10 +26,13 @@ BAD: list[tuple[str, str]] = [
     ("--inner.lr nan", "inner.lr must be above 0"),
     ("--train.lr.theta -1", "train.lr.theta must be at least 0, not -1.0"),
     ("--train.lr.theta inf", "train.lr.theta"),
-    ("--backbone vgg", "backbone takes one of conv4, resnet12, resnet12-wide, wrn28-10, mlp, not 'vgg'"),
+    (
+        "--backbone vgg",
+        "backbone: There is no backbone 'vgg'. Choose from conv4, resnet12, resnet12-wide, wrn28-10, mlp.",
+    ),
     ("--protocol slow", "protocol takes one of published, fast, best, plain, quick, common, not 'slow'"),
-    ("--method mamml", "no method 'mamml': choose from npbml, maml"),
-    ("--baselines mamml", "no baseline 'mamml': choose from prototypes, npbml, maml"),
+    ("--method mamml", "no method 'mamml'. Did you mean 'maml'? Choose from npbml, maml"),
+    ("--baselines mamml", "no baseline 'mamml': choose from npbml, maml"),
     ("--device gpu", "device takes auto, cpu, cuda or cuda:N, not 'gpu'"),
     ("--device cuda:99", "device=cuda:99 asks for a GPU, but this machine has"),
     ("--image-size 8", "image_size must be at least 16, not 8"),
@@ -61,7 +64,7 @@ FILES: list[tuple[str, str, str]] = [
     (
         "a.toml",
         'backbone = "vgg"',
-        "backbone takes one of conv4, resnet12, resnet12-wide, wrn28-10, mlp, not 'vgg'",
+        "backbone: There is no backbone 'vgg'. Choose from conv4, resnet12, resnet12-wide, wrn28-10, mlp.",
     ),
     (
         "a.toml",
@@ -102,9 +105,9 @@ def test_the_command_line_goes_before_the_file_and_the_file_before_the_protocol(
 ) -> None:
     (tmp_path / "a.toml").write_text('ways = 7\n[inner]\nsteps = 3\nlr = 0.5\n[train]\nschedule = "constant"\n')
     config = settled("--config", "a.toml", "--inner.steps", "9")
-    assert (config.ways, config.inner.steps, config.inner.lr) == (7, 9, 0.5)
+    assert (config.learner.ways, config.learner.inner.steps, config.learner.inner.lr) == (7, 9, 0.5)
     assert config.train.schedule == "constant" and settled().train.schedule == "cosine"
-    assert config.net == settled().net and config.pretrain == settled().pretrain
+    assert config.learner.net == settled().learner.net and config.pretrain == settled().pretrain
 
 
 @pytest.mark.parametrize("where", ["option", "equals", "file"])
@@ -142,7 +145,7 @@ def test_a_run_takes_its_own_settings_again(
     settled: Callable[..., Config], npbml_command: Npbml, shared: Path
 ) -> None:
     before = read_config(shared / "done")
-    assert before.ways == 3 and settled("--run", shared / "done") == before
+    assert before.learner.ways == 3 and settled("--run", shared / "done") == before
     assert settled("--run", shared / "done", "--test.tasks", "9").test.tasks == 9
     said = npbml_command("pretrain", "--run", shared / "done")
     assert said.code == 0 and "pretrain: done before" in said.out
@@ -160,12 +163,12 @@ def test_other_settings_for_a_run_are_refused_and_change_nothing(npbml_command: 
 
 def test_a_run_without_a_name_is_named_by_its_settings() -> None:
     names = {
-        str(read_configuration(cli.run, arguments.split()).folder)
+        str(read_configuration(run, arguments.split()).folder)
         for arguments in ("", "--seed 1", "--shots 5", "--ways 3", "--backbone resnet12", "--dataset fc100")
     }
     assert "runs/glyphs-conv4-5way-1shot-quick-seed0" in names and len(names) == 6
-    assert read_configuration(cli.run, ["--run", "here"]).folder == Path("here")
-    waves = read_configuration(cli.run, ["--dataset", "sinusoid"])
+    assert read_configuration(run, ["--run", "here"]).folder == Path("here")
+    waves = read_configuration(run, ["--dataset", "sinusoid"])
     assert str(waves.folder) == "runs/sinusoid-mlp-10shot-quick-seed0"  # waves have no classes
 
 
@@ -196,7 +199,7 @@ def test_the_file_of_a_recipe_stands_for_a_method(
         assert config.baselines == ("maml", "other")
     if where == "file":
         assert config.baselines == ("other", "prototypes")
-    assert method_config(config, config.method).precondition.chain == (() if where == "json" else ("svd",))
+    assert method_config(config, config.method).learner.precondition.chain == (() if where == "json" else ("svd",))
 
 
 def test_under_the_published_protocol_a_recipe_begins_with_the_papers_settings(
@@ -211,7 +214,11 @@ RECIPES_REFUSED: list[tuple[str, str, str]] = [
     ("gap.toml", RECIPE, "'gap' cannot be the name of a new method: it is taken"),
     ("mine.toml", 'base = "mamml"', "There is no method 'mamml'"),
     ("mine.toml", "shots = 3", "'shots'"),
-    ("mine.toml", "[inner]\nstepz = 3", "no setting 'inner.stepz'. Did you mean 'inner.steps'?"),
+    (
+        "mine.toml",
+        "[inner]\nstepz = 3",
+        "'inner.stepz' is no setting of it: see `npbml settings`. Did you mean 'inner.steps'?",
+    ),
     ("mine.toml", "[inner\n", "mine.toml is not TOML"),
     ("mine.toml", 'base = "anil"\n[warp]\nkind = "learned"', "inner.layers=head adapts none of them"),
 ]

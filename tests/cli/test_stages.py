@@ -143,13 +143,13 @@ def test_waves_are_learned_from_scratch_and_measured_by_their_error(npbml_comman
 
 
 def test_waves_need_no_stage_before_training(npbml_command: Npbml, tmp_path: Path) -> None:
-    for stage in ("pretrain", "relation"):
+    for stage in ("pretrain", "scorer"):
         said = npbml_command(stage, *FEW)
         assert said.code == 2 and f"there is no {stage}. Begin with `npbml train`" in said.error
     said = npbml_command("test", *FEW)
     assert said.code == 1 and "begin it with `npbml train --run run`" in said.error
     said = npbml_command("run", *FEW, "--baselines", "prototypes")
-    assert said.code == 2 and "Prototypes stand for classes" in said.error
+    assert said.code == 2 and "prototypes stands for classes, and sinusoid has none" in said.error
     assert list(tmp_path.iterdir()) == []
     assert npbml_command("train", *FEW, "--method", "maml").code == 0
     said = npbml_command("test", "--run", "run")

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from npbml.data.store import ClassEntry, Store
-from npbml.report.paper import paper_tables
-from npbml.run_folder import read_config
+from npbml.lab.paper import paper_tables
+from npbml.lab.run_folder import read_config
 from npbml.stages.metatrain import MetaTrainer
 
 Npbml = Callable[..., Any]
 CHOICE = ("--dataset", "cifar-fs", "--backbone", "conv4", "--methods", "npbml,maml")
 # How tasks run is said: where it is measured, two runs may decide otherwise, and round in another way.
-SAME = '[engine]\ntasks = "together"\n[pretrain]\nvalidation_shots = 1\n'
+SAME = '[engine]\ntasks = "vmap"\n[pretrain]\nvalidation_shots = 1\n'
 NAME = "cifar-fs-conv4-3way-{}shot-{}-published-seed0.json"
 
 
@@ -126,7 +126,7 @@ def test_stopped_in_a_cell_it_goes_on_to_the_same_end(
     step, stops = MetaTrainer.step, [True]
 
     def stopped(trainer: MetaTrainer, index: int) -> dict[str, float]:
-        if stops and trainer.config.method == "npbml":
+        if stops and trainer.method == "npbml":
             stops.clear()
             os.kill(os.getpid(), signal.SIGINT)
         return step(trainer, index)
@@ -158,7 +158,7 @@ def test_the_support_batch_has_a_run_of_its_own_with_the_same_encoder(npbml_comm
     said = npbml_command("reproduce", "table3", "--methods", "npbml-1,npbml-1-support", "--config", "small.toml")
     assert said.code == 0 and said.out.count("pretrain: taken over") == 1, said.error
     places = [here / "runs" / f"mini-imagenet-conv4-3way-5shot{more}-published-seed0" for more in ("", "-support")]
-    assert [read_config(folder).inner.batch for folder in places] == ["joint", "support"]
+    assert [read_config(folder).learner.inner.batch for folder in places] == ["joint", "support"]
     assert "(1) support" in said.out and len(list((here / "results").glob("mini*npbml-1-support*"))) == 1
 
 
@@ -222,7 +222,7 @@ def test_the_report_is_a_document_and_a_page(npbml_command: Npbml, here: Path) -
     for mark in (1, 2):  # MAML asks for no scores, and their settings are not named
         assert text.count(f"published [{mark}]") == 2 and page.count(f"<td>published [{mark}]</td>") == 2
         line = next(line for line in text.splitlines() if line.startswith(f"[{mark}]: "))
-        assert ("relation." in line) == (f"NPBML | npbml | cifar-fs | conv4 | 1 | published [{mark}]" in text)
+        assert ("scorer." in line) == (f"NPBML | npbml | cifar-fs | conv4 | 1 | published [{mark}]" in text)
     scored = [line for line in text.splitlines() if " published [" in line and " ± " in line.split(" | ")[7]]
     assert [line.split(" | ")[1] for line in scored] == ["npbml", "npbml"]
     assert page.count("data:image/png;base64,") == 1 and not (here / "results" / "tables.md").exists()

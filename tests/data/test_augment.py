@@ -8,12 +8,18 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from npbml.data.augment import AugmentSettings, Variation, augment, draw_variation, vary
+from npbml.data.augment import Variation, augment, draw_variation, vary
+from npbml.data.settings import AugmentSettings
 from npbml.errors import SettingError
 from npbml.randomness import draw_numbers, generator
 from npbml.settings import check
 
-PLAIN = AugmentSettings(crop_scale_low=1.0, jitter=0.0, flip=False)
+PLAIN = AugmentSettings(crop_scale_low=1.0, flip=False)  # whole images, of which only the colours vary
+
+
+def of_one_colour(variation: Variation) -> Variation:
+    """The same crops without jitter."""
+    return variation._replace(factors=torch.ones_like(variation.factors))
 
 
 def number(seed: int, *purpose: str | int) -> torch.Tensor:
@@ -61,21 +67,22 @@ def jittered(image: np.ndarray, variation: Variation, place: int) -> np.ndarray:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [(28, 28), (24, 36)])
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "jitter"),
     [
-        PLAIN,
-        dataclasses.replace(PLAIN, flip=True),
-        dataclasses.replace(PLAIN, crop_scale_low=0.08),
-        dataclasses.replace(PLAIN, jitter=0.4),
-        AugmentSettings(),
+        (PLAIN, False),
+        (dataclasses.replace(PLAIN, flip=True), False),
+        (dataclasses.replace(PLAIN, crop_scale_low=0.08), False),
+        (PLAIN, True),
+        (AugmentSettings(), True),
     ],
     ids=["plain", "flip", "crop", "jitter", "all"],
 )
 def test_a_batch_is_what_each_image_would_be(
-    settings: AugmentSettings, size: tuple[int, int], channels: int
+    settings: AugmentSettings, jitter: bool, size: tuple[int, int], channels: int
 ) -> None:
     images = some_images(24, channels, *size)
     variation = draw_variation(24, *size, settings, number(0, "definition"))
+    variation = variation if jitter else of_one_colour(variation)
     varied = vary(images, variation).double().numpy()
     assert varied.shape == images.shape
     for place in range(24):
@@ -95,14 +102,14 @@ def test_crops_of_another_size_are_what_each_image_would_be() -> None:
 
 def test_whole_images_of_half_the_size_are_the_means_of_four_pixels() -> None:
     images = some_images(8, 3, 20)
-    variation = draw_variation(8, 20, 20, PLAIN, number(1))
+    variation = of_one_colour(draw_variation(8, 20, 20, PLAIN, number(1)))
     expected = (images / 255).unflatten(3, (10, 2)).unflatten(2, (10, 2)).mean((3, 5))
     torch.testing.assert_close(vary(images, variation, 10), expected, rtol=0, atol=1e-5)
 
 
 def test_jitter_is_what_pillow_calls_enhancing() -> None:
     images = some_images(24, 3, 28)
-    variation = draw_variation(24, 28, 28, dataclasses.replace(PLAIN, jitter=0.4), number(0, "Pillow"))
+    variation = draw_variation(24, 28, 28, PLAIN, number(0, "Pillow"))
     varied = vary(images, variation).double().numpy() * 255
     enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
     for place in range(24):
@@ -122,7 +129,8 @@ def test_images_in_bytes_and_in_fractions_are_the_same() -> None:
 
 def test_without_variation_the_images_stay_as_they_are() -> None:
     images = some_images(8, 3, 20)
-    torch.testing.assert_close(augment(images, PLAIN, number(1)), images / 255, rtol=0, atol=1e-5)
+    variation = of_one_colour(draw_variation(8, 20, 20, PLAIN, number(1)))
+    torch.testing.assert_close(vary(images, variation), images / 255, rtol=0, atol=1e-5)
 
 
 def test_saturation_leaves_grey_alone() -> None:
@@ -134,7 +142,9 @@ def test_saturation_leaves_grey_alone() -> None:
 
 
 def test_results_stay_between_black_and_white() -> None:
-    varied = augment(some_images(200, 3, 12), AugmentSettings(jitter=1.0), number(2))
+    drawn = draw_variation(200, 12, 12, AugmentSettings(), number(2))
+    wide = drawn._replace(factors=(drawn.factors - 1) / 0.4 + 1)  # 0 to 2
+    varied = vary(some_images(200, 3, 12), wide)
     assert varied.min() == 0 and varied.max() <= 1
 
 
@@ -195,7 +205,7 @@ def test_a_generator_names_its_draws() -> None:
 
 def test_impossible_settings_are_named() -> None:
     check(AugmentSettings())
-    for name, value in (("crop_scale_low", 0.0), ("crop_scale_low", 1.1), ("jitter", -0.1), ("jitter", 1.1)):
+    for name, value in (("crop_scale_low", 0.0), ("crop_scale_low", 1.1)):
         with pytest.raises(SettingError, match=name):
             check(dataclasses.replace(AugmentSettings(), **{name: value}))
 

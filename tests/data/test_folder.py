@@ -96,6 +96,14 @@ def test_channels_follow_the_pictures(tmp_path: Path) -> None:
     assert folder_store(path, 4, root=tmp_path / "stores").channels == 3
 
 
+def test_sixteen_bits_are_grey_in_every_format(tmp_path: Path) -> None:
+    path, deep = flat(tmp_path, 3), np.full((9, 12), 200 * 256 + 77, dtype=np.uint16)
+    for suffix in (".png", ".tif", ".pgm"):
+        Image.fromarray(deep).save(path / "kind 00" / f"deep{suffix}")
+    store = folder_store(path, 4, root=tmp_path / "stores")
+    assert store.channels == 1 and (store.images == 200).all((1, 2, 3)).sum() == 3
+
+
 def test_unusual_pictures_keep_their_meaning(tmp_path: Path) -> None:
     path = flat(tmp_path, 3, images=1)
     picture(path / "kind 00" / "0.png", (10, 20, 30, 0))

@@ -1,9 +1,11 @@
 """Where a run computes, and what is said where it cannot."""
 
+import os
+
 import pytest
 import torch
 
-from npbml.engine.device import choose_device, describe_device
+from npbml.engine.device import WORKSPACES, choose_device, computing, describe_device
 from npbml.errors import SettingError
 
 
@@ -28,6 +30,41 @@ def test_named_devices_are_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_unknown_devices_are_refused(name: str) -> None:
     with pytest.raises(SettingError, match="auto, cpu, cuda or cuda:N"):
         choose_device(name)
+
+
+def told() -> tuple[object, ...]:
+    """What torch is told about GPUs."""
+    return (
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        *(os.environ.get(name) for name in WORKSPACES),
+    )
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_gpu_computes_as_asked_for_in_the_block_alone(
+    monkeypatch: pytest.MonkeyPatch, precision: str, deterministic: bool
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the user's own stays
+    monkeypatch.delenv("CUBLASLT_WORKSPACE_SIZE", raising=False)
+    before, rounds = told(), precision != "float32"
+    with pytest.raises(ArithmeticError), computing(torch.device("cuda"), precision, deterministic):
+        inside = told()
+        assert inside[:2] == (rounds, rounds) and inside[5] == ":4096:8"
+        assert inside[2:5] == ((True, True, False) if deterministic else before[2:5])
+        assert inside[6] == ("128" if deterministic else None)
+        raise ArithmeticError
+    assert told() == before
+
+
+def test_on_a_cpu_nothing_is_changed() -> None:
+    before = told()
+    with computing(torch.device("cpu"), "tf32"):
+        assert told() == before
 
 
 def test_a_cpu_is_described_by_its_threads() -> None:

@@ -24,36 +24,41 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from npbml import cli
-from npbml.config import Config, method_config, override, preset
+from npbml.cli.main import main as npbml
 from npbml.data.store import ClassEntry, Store
 from npbml.data.tasks import ClassSet
 from npbml.engine import device, distributed
 from npbml.engine.device import choose_device, describe_device
 from npbml.engine.distributed import (
     Lost,
-    by_first,
     check_share,
     first_to_fail,
     gather,
-    highest,
     joined,
+    max_over_ranks,
     mean_over_ranks,
-    mine,
+    on_rank_zero,
+    rank_slice,
     sum_over_ranks,
     world,
 )
 from npbml.engine.evaluate import evaluate, learner_answers
 from npbml.engine.source import TaskSource
-from npbml.errors import RunError, SettingError
-from npbml.files import load_tensors
-from npbml.learner import ImageSpec, Learner
+from npbml.errors import RunError, SettingError, Stopped
+from npbml.lab.protocols import preset
+from npbml.lab.schema import Config, method_config, override
+from npbml.learner.learner import Learner
+from npbml.learner.settings import ImageSpec
+from npbml.nets.functional import sharing_copy
 from npbml.randomness import generator
-from npbml.stages.loop import Loop, Observer, Stopped, run_loop
 from npbml.stages.metatrain import MetaTrainer
+from npbml.stages.observer import Observer
 from npbml.stages.pretrain import Pretrainer, prototype_accuracies, use_norms
+from npbml.stages.setup import Setup
+from npbml.stages.stage import Stage, run_stage
+from npbml.tensor_files import load_tensors
 
-STEPS = 4
+STEPS, CPU = 4, torch.device("cpu")
 RATES = {"theta": 1e-3, "omega": 2e-3, "phi": 3e-3, "psi": 4e-3}
 SMALL: dict[str, Any] = {
     "ways": 3,
@@ -61,11 +66,11 @@ SMALL: dict[str, Any] = {
     "net": {"filters": 3, "widths": [2, 2, 2, 3]},
     "loss": {"hidden": 4},
     "inner": {"steps": 2},
-    "relation": {"widths": [2], "pools": 1},
+    "scorer": {"widths": [2], "pools": 1},
     "init": {"std": 0.1},
-    "pretrain": {"steps": STEPS, "batch": 7, "validation_tasks": 6, "validation_shots": 1, "lr": 0.05},
-    "train": {"lr": RATES, "steps": STEPS, "meta_batch": 3, "validation_tasks": 4, "ahead": False},
-    "test": {"together": 3},
+    "pretrain": {"steps": STEPS, "batch_size": 7, "validation_tasks": 6, "validation_shots": 1, "lr": 0.05},
+    "train": {"lr": RATES, "steps": STEPS, "meta_batch": 3, "validation_tasks": 4, "prefetch": False},
+    "test": {"batch_size": 3},
 }
 COMMAND = """
 ways = 3
@@ -79,12 +84,13 @@ hidden = 4
 steps = 2
 [pretrain]
 steps = 3
-batch = 5
+batch_size = 5
 validate_every = 2
 validation_tasks = 12
-[relation]
+[scorer]
 widths = [2]
 pools = 1
+[scorer_training]
 steps = 2
 validate_every = 2
 validation_tasks = 12
@@ -120,16 +126,34 @@ def settings(**changes: Any) -> Config:
     return override(override(preset("quick"), SMALL), changes)
 
 
-def meta_trainer(method: str = "npbml", tasks: str = "together", **train: Any) -> MetaTrainer:
+def setup(config: Config) -> Setup:
+    """What the trainers of a configuration are given."""
+    batch_size = config.test.batch_size
+    return Setup(config.learner, config.shots, config.queries, config.seed, config.engine, CPU, batch_size)
+
+
+def meta_trainer(method: str = "npbml", tasks: str = "vmap", **train: Any) -> MetaTrainer:
     """A trainer in double precision."""
     config = method_config(settings(train=train, engine={"tasks": tasks}), method)
-    learner = Learner(config, ImageSpec(1, 16, (0.5,), (0.25,)), config.seed).double()
+    learner = Learner(config.learner, ImageSpec(1, 16, (0.5,), (0.25,)), config.seed).double()
     sources = [TaskSource(learner, easy(*of), config.shots, config.queries) for of in ((5, "train"), (4, "val"))]
-    return MetaTrainer(config, learner, *sources)
+    return MetaTrainer(setup(config), config.train, method, learner, *sources, config.pretrain.augment)
 
 
-def stage(folder: Path) -> Loop:
-    return Loop("npbml", folder, "learner.safetensors", STEPS, 2, 1e9, "settings")
+def pretrainer(**changes: Any) -> Pretrainer:
+    """A trainer in double precision."""
+    config = settings(**changes)
+    trainer = Pretrainer(setup(config), config.pretrain, easy(5, "train"), easy(4, "val"))
+    trainer.module.double()
+    trainer.judged = sharing_copy(trainer.network)  # which was of its tensors in single precision
+    use_norms(trainer.judged, config.learner)
+    return trainer
+
+
+def train(folder: Path, make_trainer: Callable[[], MetaTrainer] = meta_trainer) -> dict[str, Any]:
+    """The stage of meta-training in a run folder, without checkpoints but the last."""
+    stage = Stage("npbml", "learner.safetensors", "settings", (), "train", STEPS, 2, make_trainer)
+    return run_stage(stage, folder, Observer(), {}, 1e9)
 
 
 def meta_training(**changes: Any) -> dict[str, Any]:
@@ -147,8 +171,7 @@ def meta_training(**changes: Any) -> dict[str, Any]:
 
 def pre_training(backbone: str) -> dict[str, Any]:
     """Losses, the state with its running statistics after a few steps, and how it is judged."""
-    trainer = Pretrainer(settings(backbone=backbone), easy(5, "train"), easy(4, "val"), torch.device("cpu"))
-    trainer.module.double()
+    trainer = pretrainer(backbone=backbone)
     losses = [trainer.step(index)["loss"] for index in range(STEPS)]
     return {
         "losses": torch.tensor(losses, dtype=torch.float64),
@@ -162,11 +185,12 @@ def evaluation() -> dict[str, Any]:
     trainer, ticks = meta_trainer(), list[int]()
     answer = learner_answers(trainer.module, trainer.val)
     adapted = evaluate(answer, trainer.val.draw, 8, 3, 0, "test", tick=ticks.append)
-    network = Pretrainer(settings(), easy(5, "train"), easy(4, "val"), torch.device("cpu")).network.double()
-    use_norms(network, settings())
+    config, network = settings(shots=1), pretrainer().network
+    use_norms(network, config.learner)
+    by_prototypes = prototype_accuracies(network, setup(config), config.pretrain, easy(4, "val"), 8, "test")
     return {
         "adapted": adapted,
-        "prototypes": prototype_accuracies(network, settings(), easy(4, "val"), 1, 8, "test"),
+        "prototypes": by_prototypes,
         "ticks": sum(ticks),
     }
 
@@ -174,11 +198,11 @@ def evaluation() -> dict[str, Any]:
 def poisoned() -> str:
     """What is said of a meta-step whose last task alone, which is the last rank's, is not finite."""
     trainer = meta_trainer()
-    prepare, whole = trainer.train.prepare, trainer.config.meta_batch
+    prepare, whole = trainer.train.prepare, trainer.tasks
 
     def poison(*given: Any) -> Any:
         prepared, labels = prepare(*given)
-        if mine(whole).stop == whole:
+        if rank_slice(whole).stop == whole:
             prepared.inner[-1].fill_(float("inf"))
         return prepared, labels
 
@@ -202,7 +226,7 @@ def stopped(folder: Path) -> tuple[str, int]:
 
     trainer.step = signalled  # type: ignore[method-assign]
     try:
-        run_loop(stage(folder), trainer, Observer(), {})
+        train(folder, lambda: trainer)
     except Stopped as stop:
         return str(stop), stop.number
     return "not at all", 0
@@ -210,21 +234,21 @@ def stopped(folder: Path) -> tuple[str, int]:
 
 def resumed(folder: Path) -> float:
     """A stage that one process has left half-way, to its end."""
-    return run_loop(stage(folder), meta_trainer(), Observer(), {})["validation"]
+    return train(folder)["validation"]
 
 
 def talk(folder: Path) -> dict[str, Any]:
     """The words of the conversation, one by one."""
     rank, _ = world()
     one, other = torch.full((2, 2), rank + 1.0), torch.tensor(10 * (rank + 1.0), dtype=torch.float64)
-    made = by_first(lambda: (folder / "once").write_text("x" * world()[1]))
+    made = on_rank_zero(lambda: (folder / "once").write_text("x" * world()[1]))
     with pytest.raises(RunError, match="by the first alone"):
-        by_first(lambda: refuse("by the first alone"))
+        on_rank_zero(lambda: refuse("by the first alone"))
     return {
         "world": world(),
         "sums": sum_over_ranks([one, other]),
         "means": mean_over_ranks([one], rank + 1),
-        "highest": highest(rank, -rank),
+        "highest": max_over_ranks(rank, -rank),
         "gathered": gather(list(range(rank + 1))),
         "made": made,
         "first": first_to_fail(),
@@ -242,7 +266,7 @@ def command(*arguments: object) -> tuple[int, str, str]:
     handler = signal.getsignal(signal.SIGTERM)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         try:
-            cli.main([str(argument) for argument in arguments])
+            npbml([str(argument) for argument in arguments])
         except SystemExit as leave:
             code = int(leave.code or 0)
         finally:
@@ -257,8 +281,8 @@ def given(folder: Path) -> tuple[object, ...]:
 DIVERGES = ("--methods", "maml", "--inner.lr", "1e30")
 CASES: dict[str, Callable[[Path], Any]] = {
     "npbml": lambda folder: meta_training(),
-    "maml, augmented and balanced": lambda folder: meta_training(method="maml", augment=True, coverage="balanced"),
-    "made ahead": lambda folder: meta_training(ahead=True),
+    "maml, augmented": lambda folder: meta_training(method="maml", augment=True),
+    "prefetched": lambda folder: meta_training(prefetch=True),
     "as measured": lambda folder: meta_training(tasks="auto"),
     "conv4": lambda folder: pre_training("conv4"),
     "resnet12": lambda folder: pre_training("resnet12"),
@@ -296,7 +320,7 @@ def main(folder: Path, ports: list[str]) -> None:
             torch.save(found, folder / f"found-{rank}.pt")
             os._exit(3)
         try:
-            highest(0)
+            max_over_ranks(0)
         except Lost as error:
             found["lost"] = str(error)
         torch.save(found, folder / f"found-{rank}.pt")
@@ -361,7 +385,7 @@ def assert_close(mine: Any, theirs: Any) -> None:
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("case", ["npbml", "maml, augmented and balanced", "made ahead", "as measured"])
+@pytest.mark.parametrize("case", ["npbml", "maml, augmented", "prefetched", "as measured"])
 def test_meta_steps_on_divided_tasks_are_those_of_one_process(
     one: Callable[[str], Any], two: list[dict[str, Any]], case: str
 ) -> None:
@@ -404,9 +428,9 @@ def test_all_stop_at_the_step_at_which_one_is_told_to_and_one_process_goes_on(
 ) -> None:
     words = ("Stopped in npbml after step 2; it is saved.", signal.SIGTERM)
     assert two[0]["stopped"] == two[1]["stopped"] == words
-    shutil.copytree(place / "two" / "stopped", tmp_path / "stage")
-    run_loop(stage(tmp_path / "stage"), meta_trainer(), Observer(), {})
-    assert_same_stage(tmp_path / "stage", whole_stage(tmp_path))
+    shutil.copytree(place / "two" / "stopped", tmp_path / "part")
+    train(tmp_path / "part")
+    assert_same_stage(tmp_path / "part", whole_stage(tmp_path))
 
 
 def test_two_go_on_where_one_was_stopped(place: Path, two: list[dict[str, Any]], tmp_path: Path) -> None:
@@ -415,11 +439,12 @@ def test_two_go_on_where_one_was_stopped(place: Path, two: list[dict[str, Any]],
 
 
 def whole_stage(folder: Path) -> Path:
-    run_loop(stage(folder / "whole"), meta_trainer(), Observer(), {})
+    train(folder / "whole")
     return folder / "whole"
 
 
-def assert_same_stage(folder: Path, whole: Path) -> None:
+def assert_same_stage(run: Path, other: Path) -> None:
+    folder, whole = run / "npbml", other / "npbml"
     (mine, _), (theirs, _) = (load_tensors(place / "learner.safetensors") for place in (folder, whole))
     assert_close(mine, theirs)
     assert (folder / "metrics.jsonl").read_text() == (whole / "metrics.jsonl").read_text()
@@ -508,7 +533,7 @@ def test_parts_make_up_the_whole_and_differ_by_one_at_most(as_rank: Callable[[in
         parts = []
         for rank in range(size):
             as_rank(rank, size)
-            parts.append(list(range(count))[mine(count)])
+            parts.append(list(range(count))[rank_slice(count)])
         assert [item for part in parts for item in part] == list(range(count))
         assert max(map(len, parts)) - min(map(len, parts)) <= 1 and min(map(len, parts)) > 0
 
@@ -520,16 +545,16 @@ def test_alone_everything_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None
         assert not dist.is_initialized() and world() == (0, 1)
         tensor = torch.ones(3)
         assert sum_over_ranks([tensor])[0] is tensor and mean_over_ranks([tensor], 5)[0] is tensor
-        assert highest(3, 4) == (3, 4) and gather([1, 2]) == [1, 2] and by_first(lambda: 7) == 7
+        assert max_over_ranks(3, 4) == (3, 4) and gather([1, 2]) == [1, 2] and on_rank_zero(lambda: 7) == 7
         assert first_to_fail() and first_to_fail()
         check_share("train.meta_batch", 1)
 
 
 def test_a_share_for_each_or_none(as_rank: Callable[[int, int], None]) -> None:
     as_rank(0, 4)
-    check_share("pretrain.batch", 4)
-    with pytest.raises(SettingError, match=r"pretrain\.batch is 3, which cannot be divided over 4 processes"):
-        check_share("pretrain.batch", 3)
+    check_share("pretrain.batch_size", 4)
+    with pytest.raises(SettingError, match=r"pretrain\.batch_size is 3, which cannot be divided over 4 processes"):
+        check_share("pretrain.batch_size", 3)
 
 
 def test_each_process_has_a_gpu_of_its_own(

@@ -9,24 +9,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from npbml.data.tasks import ClassSet, Task
+from npbml.data.tasks import ClassSet
 from npbml.engine import evaluate as evaluation
-from npbml.engine.evaluate import ACCURACY, ERROR, evaluate, learner_answers
+from npbml.engine.evaluate import PER_TASK, accuracy, evaluate, learner_answers, over_tasks, squared_error
 from npbml.engine.settings import Tasks
 from npbml.engine.source import TaskSource
-from npbml.learner import Learner
+from npbml.learner.learner import Learner
+from npbml.measures import ACCURACY, ERROR
+from npbml.tasks import Task
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=50))
 def test_c31_the_interval_is_1_96_standard_errors(values: list[float]) -> None:
-    found = ACCURACY.over(torch.tensor(values, dtype=torch.float64))
+    found = over_tasks(ACCURACY, torch.tensor(values, dtype=torch.float64))
     percent = 100 * np.array(values)
     assert found.mean == pytest.approx(percent.mean(), abs=1e-10)
     assert found.ci95 == pytest.approx(1.96 * percent.std(ddof=1) / len(values) ** 0.5, abs=1e-10)
 
 
 def test_c31_a_known_case() -> None:
-    found = ACCURACY.over(torch.tensor([0.5, 0.7, 0.9]))
+    found = over_tasks(ACCURACY, torch.tensor([0.5, 0.7, 0.9]))
     assert found.mean == pytest.approx(70.0, abs=1e-4)
     assert found.ci95 == pytest.approx(1.96 * 20 / 3**0.5, abs=1e-4)
 
@@ -69,11 +71,11 @@ def test_two_kinds_of_answers_are_measured_apart() -> None:
     assert torch.equal(found, torch.stack([right, 1 - right]))
 
 
-def test_more_tasks_begin_with_the_same_ones_however_many_run_together() -> None:
+def test_more_tasks_begin_with_the_same_ones_whatever_the_batch_size() -> None:
     long = evaluate(answer, draw, 130, 7, 3, "test")
     assert long.shape == (130,)
-    for tasks, together in ((130, 50), (60, 1), (50, 100), (3, 2)):
-        assert torch.equal(evaluate(answer, draw, tasks, together, 3, "test"), long[:tasks])
+    for tasks, batch_size in ((130, 50), (60, 1), (50, 100), (3, 2)):
+        assert torch.equal(evaluate(answer, draw, tasks, batch_size, 3, "test"), long[:tasks])
     assert not torch.equal(evaluate(answer, draw, 130, 7, 4, "test"), long)
     assert not torch.equal(evaluate(answer, draw, 130, 7, 3, "validation"), long)
 
@@ -84,7 +86,7 @@ def test_ticks_count_the_tasks() -> None:
     assert sum(ticks) == 55
 
 
-@pytest.mark.parametrize("tasks", ["auto", "together", "loop"])
+@pytest.mark.parametrize("tasks", ["auto", "vmap", "loop"])
 def test_a_learners_answers_are_its_predictions(
     make_learner: Callable[..., Learner], classes: ClassSet, tasks: Tasks
 ) -> None:
@@ -93,7 +95,7 @@ def test_a_learners_answers_are_its_predictions(
     found = evaluate(learner_answers(learner, source, tasks=tasks), source.draw, 4, 3, 0, "test")
     indices: list[Tensor] = []
     evaluate(recording(indices), source.draw, 4, 3, 0, "test")
-    batch = classes.task(torch.cat(indices), shots=2)
+    batch = classes.task(torch.cat(indices), 2, classes.pixels)
     for index in range(4):
         task = Task(*(part[index] for part in batch))
         expected = (learner.predict(task).argmax(-1) == task.query_labels).double().mean()
@@ -101,31 +103,32 @@ def test_a_learners_answers_are_its_predictions(
 
 
 @pytest.mark.parametrize(
-    ("tasks", "frozen", "together"),
-    [("auto", 3, True), ("auto", 2, False), ("together", 0, True), ("loop", 3, False)],
+    ("tasks", "frozen", "vmap"),
+    [("auto", 3, True), ("auto", 2, False), ("vmap", 0, True), ("loop", 3, False)],
 )
-def test_tasks_run_together_where_one_block_adapts_or_as_is_said(
+def test_tasks_run_in_one_vmap_where_one_block_adapts_or_as_is_said(
     make_learner: Callable[..., Learner],
     classes: ClassSet,
     monkeypatch: pytest.MonkeyPatch,
     tasks: Tasks,
     frozen: int,
-    together: bool,
+    vmap: bool,
 ) -> None:
     made = []
-    monkeypatch.setattr(evaluation, "Executor", lambda learner, together: made.append(together))
+    monkeypatch.setattr(evaluation, "Executor", lambda learner, vmap: made.append(vmap))
     learner = make_learner(net={"frozen_blocks": frozen})
     learner_answers([learner, learner], TaskSource(learner, classes, shots=2, queries=2), tasks=tasks)
-    assert made == [together, together]
+    assert made == [vmap, vmap]
 
 
 def test_an_error_is_the_mean_square_of_its_task_and_less_is_better() -> None:
     values, labels = torch.tensor([[[1.0], [2.0]], [[0.0], [0.0]]]), torch.tensor([[1.0, 4.0], [0.5, 0.5]])
-    per_task = ERROR.per_task(values, labels)
+    per_task = squared_error(values, labels)
     assert per_task.tolist() == [2.0, 0.25]
-    assert ERROR.over(per_task).mean == 1.125 and ERROR.show(1.125) == "1.1250"
+    assert over_tasks(ERROR, per_task).mean == 1.125 and ERROR.show(1.125) == "1.1250"
     assert ERROR.better(0.1, 0.2) and not ERROR.better(0.2, 0.2)
     assert ACCURACY.better(0.2, 0.1) and not ACCURACY.better(0.2, 0.2) and ACCURACY.show(81.256) == "81.26 %"
+    assert PER_TASK[ERROR.name] is squared_error and PER_TASK[ACCURACY.name] is accuracy
 
 
 def test_c31_an_ensemble_is_the_mean_of_logits_then_the_highest(

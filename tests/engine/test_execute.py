@@ -7,19 +7,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from npbml.config import method_config, override, preset
-from npbml.data.tasks import Task
-from npbml.engine.execute import Executor, replica, steps_can_be_lifted
-from npbml.learner import ImageSpec, Learner, Prepared, stack_tasks
-from npbml.methods import RECIPES
+from npbml.engine.execute import Executor, can_run_stepwise
+from npbml.lab.protocols import preset
+from npbml.lab.schema import method_config, override
+from npbml.learner.learner import Learner
+from npbml.learner.prepare import Prepared
+from npbml.learner.settings import ImageSpec
+from npbml.methods import BUILT_IN
 from npbml.nets import layers
+from npbml.rule import precondition
+from npbml.tasks import Task, stack_tasks
 
 SMALL: dict[str, Any] = {
     "ways": 3,
     "net": {"filters": 3},
     "loss": {"hidden": 6},
-    "relation": {"widths": [2], "pools": 1},
-    "precondition": {"context": 4, "mixture": 2},
+    "scorer": {"widths": [2], "pools": 1},
     "inner": {"steps": 3},
     "init": {"std": 0.3},
 }
@@ -28,7 +31,14 @@ Result = tuple[Tensor, list[Tensor]]
 
 def learner_of(method: str, **changes: Any) -> Learner:
     config = override(override(preset("common", "fc100"), SMALL), changes)
-    return Learner(method_config(config, method), ImageSpec(2, 32, (0.5,) * 2, (0.25,) * 2)).double()
+    return Learner(method_config(config, method).learner, ImageSpec(2, 32, (0.5,) * 2, (0.25,) * 2)).double()
+
+
+@pytest.fixture(autouse=True)
+def small_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ModGrad's networks in the size of the rest."""
+    monkeypatch.setattr(precondition, "CONTEXT", 4)
+    monkeypatch.setattr(precondition, "MIXTURE", 2)
 
 
 @pytest.fixture
@@ -37,7 +47,7 @@ def tasks(make_task: Callable[..., Task]) -> Task:
 
 
 def gradient(learner: Learner, tasks: Task, progress: float = 0.02, **how: Any) -> Result:
-    prepared: Prepared = learner.prepare_tasks(tasks)
+    prepared: Prepared = learner.prepare_batch(tasks)
     executor = Executor(learner, **how)
     return executor.gradient(list(learner.parameters()), prepared, tasks.query_labels, learner.outer(progress))
 
@@ -49,25 +59,25 @@ def assert_same(one: Result, other: Result, tolerance: float = 1e-9) -> None:
     assert (mine - theirs).norm() <= tolerance * theirs.norm()
 
 
-@pytest.mark.parametrize("method", RECIPES)
+@pytest.mark.parametrize("method", BUILT_IN)
 def test_every_way_gives_the_gradient_of_the_loop(method: str, tasks: Task) -> None:
     learner = learner_of(method)
-    loop = gradient(learner, tasks, together=False)
+    loop = gradient(learner, tasks, vmap=False)
     for how in (
         {},
         {"chunk": 2},
         {"remat": True},
-        {"remat": True, "together": False},
+        {"remat": True, "vmap": False},
         {"remat": True, "chunk": 2},
     ):
         assert_same(gradient(learner, tasks, **how), loop)
 
 
-@pytest.mark.parametrize("method", RECIPES)
-@pytest.mark.parametrize("together", [True, False])
-def test_every_way_gives_the_predictions_of_the_loop(method: str, together: bool, tasks: Task) -> None:
+@pytest.mark.parametrize("method", BUILT_IN)
+@pytest.mark.parametrize("vmap", [True, False])
+def test_every_way_gives_the_predictions_of_the_loop(method: str, vmap: bool, tasks: Task) -> None:
     learner = learner_of(method)
-    found = Executor(learner, together).logits(learner.prepare_tasks(tasks))
+    found = Executor(learner, vmap).logits(learner.prepare_batch(tasks))
     loop = [learner.predict(Task(*parts)) for parts in zip(*tasks, strict=True)]
     torch.testing.assert_close(found, torch.stack(loop), rtol=1e-9, atol=1e-9)
 
@@ -77,26 +87,26 @@ def test_batch_norm_behind_the_pooling_gives_the_same_gradient(
     method: str, tasks: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = learner_of(method, net={"frozen_blocks": 0})
-    before = gradient(learner, tasks, together=False)
+    before = gradient(learner, tasks, vmap=False)
     monkeypatch.setattr(layers, "LARGE_MAP", 0)
-    for how in ({"together": False}, {}, {"remat": True}):
+    for how in ({"vmap": False}, {}, {"remat": True}):
         assert_same(gradient(learner, tasks, **how), before)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler's own
 @pytest.mark.parametrize(
-    ("method", "together"), [("npbml", True), ("npbml", False), ("maml++", True), ("npbml-quirks", True)]
+    ("method", "vmap"), [("npbml", True), ("npbml", False), ("maml++", True), ("npbml-quirks", True)]
 )
-def test_a_compiled_step_gives_the_gradient_of_the_loop(method: str, together: bool, tasks: Task) -> None:
+def test_a_compiled_step_gives_the_gradient_of_the_loop(method: str, vmap: bool, tasks: Task) -> None:
     """Traced and differentiated ahead of time as for a GPU, with the branches for compiled code, but not fused.
 
     More than once, since code that keeps a value of its first call fails in the second.
     """
     learner = learner_of(method, inner={"steps": 2})
-    loop = gradient(learner, tasks, together=False)
+    loop = gradient(learner, tasks, vmap=False)
     torch.compiler.reset()
-    executor = Executor(learner, together, compiled=True, backend="aot_eager")
-    work = list(learner.parameters()), learner.prepare_tasks(tasks), tasks.query_labels, learner.outer(0.02)
+    executor = Executor(learner, vmap, compiled=True, backend="aot_eager")
+    work = list(learner.parameters()), learner.prepare_batch(tasks), tasks.query_labels, learner.outer(0.02)
     for _ in range(2):
         assert_same(executor.gradient(*work), loop)
     torch.compiler.reset()
@@ -107,14 +117,14 @@ def test_a_compiled_step_gives_the_gradient_of_the_loop(method: str, together: b
 )
 def test_what_cannot_be_taken_step_by_step_is_computed_whole(changes: dict[str, Any], tasks: Task) -> None:
     learner = learner_of("npbml", **changes)
-    assert not steps_can_be_lifted(learner)
-    assert_same(gradient(learner, tasks, remat=True), gradient(learner, tasks, together=False))
+    assert not can_run_stepwise(learner)
+    assert_same(gradient(learner, tasks, remat=True), gradient(learner, tasks, vmap=False))
 
 
 def test_half_precision_is_of_the_features_and_close(tasks: Task) -> None:
     """The tail computes in the precision of its features; gradients, head and losses keep the parameters'."""
     learner = learner_of("npbml").float()
-    prepared = learner.prepare_tasks(Task(*(p.float() if p.is_floating_point() else p for p in tasks)))
+    prepared = learner.prepare_batch(Task(*(p.float() if p.is_floating_point() else p for p in tasks)))
     half = prepared._replace(inner=prepared.inner.bfloat16(), final=prepared.final.bfloat16())
     parameters, outer = list(learner.parameters()), learner.outer(1.0)
     results = [
@@ -142,30 +152,30 @@ def test_tasks_side_by_side_do_not_disturb_each_other(tasks: Task) -> None:
     before = {name: parameter for name, parameter in learner.named_parameters()}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    alone = gradient(learner, tasks, together=False)
+    alone = gradient(learner, tasks, vmap=False)
     try:
         torch.set_num_threads(2)
         for _ in range(5):
-            assert_same(gradient(learner, tasks, together=False), alone, 1e-13)
+            assert_same(gradient(learner, tasks, vmap=False), alone, 1e-13)
     finally:
         torch.set_num_threads(threads)
     assert all(parameter is before[name] for name, parameter in learner.named_parameters())
 
 
-def test_a_replica_has_the_same_parameters_in_other_modules() -> None:
+def test_a_learner_for_single_tasks_has_the_same_parameters_in_other_modules() -> None:
     learner = learner_of("boil", net={"affine": "inner"})
-    other = replica(learner)
+    other = learner.for_single_tasks()
     assert all(a is b for a, b in zip(learner.parameters(), other.parameters(), strict=True))
     assert all(a is b for a, b in zip(learner.buffers(), other.buffers(), strict=True))
     assert not set(learner.modules()) & set(other.modules())
-    assert learner.together and not other.together
+    assert learner.vmapped and not other.vmapped
 
 
 def test_features_with_channels_last_give_the_same_gradient(tasks: Task) -> None:
     learner = learner_of("npbml")
-    prepared, outer, parameters = learner.prepare_tasks(tasks), learner.outer(1.0), list(learner.parameters())
+    prepared, outer, parameters = learner.prepare_batch(tasks), learner.outer(1.0), list(learner.parameters())
     inner, final = (x.movedim(2, -1).contiguous().movedim(-1, 2) for x in (prepared.inner, prepared.final))
-    executor = Executor(learner, together=False)
+    executor = Executor(learner, vmap=False)
     usual = executor.gradient(parameters, prepared, tasks.query_labels, outer)
     other = executor.gradient(parameters, prepared._replace(inner=inner, final=final), tasks.query_labels, outer)
     assert_same(other, usual)

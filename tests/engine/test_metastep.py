@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 import npbml.engine.metastep as metastep
-from npbml.data.tasks import Task
 from npbml.engine.execute import Executor
-from npbml.engine.metastep import MetaStep, diagnose
+from npbml.engine.metastep import MetaStep, Tasks, diagnose, eager_meta_step
 from npbml.engine.settings import EngineSettings
 from npbml.engine.step import all_finite, apply_gradient
-from npbml.errors import RunError
-from npbml.learner import Learner, Prepared, stack_tasks
+from npbml.errors import NotFiniteError, RunError
+from npbml.learner.learner import Learner
+from npbml.learner.prepare import Prepared, prepare_tasks
+from npbml.tasks import Task, stack_tasks
 
 MakeLearner = Callable[..., Learner]
 MakeTask = Callable[..., Task]
@@ -34,13 +35,17 @@ def meta_step(
     clip: str = "none",
     clip_at: float = 10.0,
 ) -> float:
-    step = MetaStep(learner, optimizer, EngineSettings(tasks="together"), clip, clip_at)
-    return step(lambda *tensors: (Prepared(*tensors[:-1]), tensors[-1]), (*prepared, labels), learner.outer(1.0))
+    step = MetaStep(learner, optimizer, EngineSettings(tasks="vmap"), clip, clip_at)
+    return step(ready(prepared, labels), learner.outer(1.0))
+
+
+def ready(prepared: Prepared, labels: Tensor) -> Tasks:
+    return Tasks(lambda *given: given, (prepared, labels), None)
 
 
 def prepared_tasks(learner: Learner, make_task: MakeTask, count: int = 2) -> tuple[Prepared, Tensor]:
     tasks = stack_tasks([make_task(seed) for seed in range(count)])
-    return learner.prepare_tasks(tasks), tasks.query_labels
+    return learner.prepare_batch(tasks), tasks.query_labels
 
 
 def test_the_gradient_of_prepared_tasks_is_that_of_the_meta_loss(
@@ -87,6 +92,29 @@ def test_a_meta_step_is_the_optimisers_step_on_the_clipped_gradient(
         torch.testing.assert_close(parameter.detach(), start - 0.5 * gradient, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("clip", ["none", "value", "norm"])
+def test_a_meta_step_in_plain_torch_is_the_same_step(
+    make_learner: MakeLearner, make_task: MakeTask, clip: str
+) -> None:
+    one, other = make_learner(), make_learner()
+    mine = torch.optim.SGD(one.parameters(), lr=0.5)
+    theirs = torch.optim.SGD(other.parameters(), lr=0.5)
+    loss = eager_meta_step(one, mine, [make_task(0), make_task(1)], clip=clip, clip_at=0.02)
+    expected = meta_step(other, theirs, *prepared_tasks(other, make_task), clip, 0.02)
+    assert loss == pytest.approx(expected, abs=1e-12)
+    for tensor, wanted in zip(one.state_dict().values(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(tensor, wanted, rtol=0, atol=1e-12)
+
+
+def test_a_meta_step_in_plain_torch_refuses_what_is_not_finite(
+    make_learner: MakeLearner, make_task: MakeTask
+) -> None:
+    learner = make_learner()
+    spoil(learner.head.weight)
+    with pytest.raises(NotFiniteError, match=r"the adapted tensor head\.weight after 0 inner steps"):
+        eager_meta_step(learner, torch.optim.Adam(learner.parameters()), [make_task(0)])
+
+
 def test_a_gradient_below_the_limit_is_not_changed() -> None:
     for clip in ("value", "norm"):
         parameter = nn.Parameter(torch.zeros(2, dtype=torch.float64))
@@ -127,8 +155,8 @@ def spoil(tensor: Tensor) -> None:
 
 
 PLANTED: list[tuple[str, str, dict[str, Any]]] = [
-    ("relation.score.weight", "the relation scores, in task 0", {}),
-    ("relation.encoder.0.units.0.conv.weight", "the relation scores", {}),
+    ("relation.score.weight", "the scores of the query items, in task 0", {}),
+    ("relation.encoder.0.units.0.conv.weight", "the scores of the query items", {}),
     ("network.stem.blocks.0.unit.conv.weight", "the stem's features", {}),
     ("loss.inductive.layers.0.weight", "the inductive term of the inner loss at inner step 0", {}),
     ("loss.transductive.layers.2.bias", "the transductive term of the inner loss at inner step 0", {}),
@@ -172,8 +200,10 @@ def test_the_diagnosis_names_the_task_and_the_group(make_learner: MakeLearner, m
     parameters = list(learner.groups()["omega"].values())
     tasks = [make_task(0), make_task(1)]
     tasks[1].support_images[0, 0, 0, 0] = float("inf")
-    prepared = learner.prepare_tasks(stack_tasks(tasks))
-    _, gradients = meta_gradient(learner, parameters, prepared, torch.stack([t.query_labels for t in tasks]))
+    batch = stack_tasks(tasks)
+    images = torch.cat([batch.support_images, batch.query_images], 1)  # as they come from a data set, unchecked
+    prepared = prepare_tasks(learner, images, batch.support_labels, batch.query_images.shape[1], 3)
+    _, gradients = meta_gradient(learner, parameters, prepared, batch.query_labels)
     words = diagnose(learner, parameters, gradients, prepared)
     assert "in the meta-gradient of omega;" in words
     assert words.endswith("the stem's features, in task 1 of the batch")
@@ -203,14 +233,14 @@ def test_a_finite_adaptation_points_at_the_second_derivative(
 def test_compiled_code_is_used_only_where_it_finds_the_gradient(
     make_learner: MakeLearner, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch, wrong: tuple[bool, ...]
 ) -> None:
-    """`wrong` are the ways, together or not, in which compiled code computes something else."""
+    """`wrong` are the ways, by vmap or not, in which compiled code computes something else."""
 
     def factor(executor: Executor) -> float:
-        return 2.0 if executor.compiled and executor.together in wrong else 1.0
+        return 2.0 if executor.compiled and executor.vmap in wrong else 1.0
 
     chosen, said = chosen_executor(make_learner(), make_task, monkeypatch, factor, "float32")
     assert chosen.compiled is (len(wrong) < 2)
-    assert chosen.together is (len(wrong) != 1)
+    assert chosen.vmap is (len(wrong) != 1)
     assert ("not used: its meta-gradient is off by 100 %" in said[-1]) is (len(wrong) == 2)
 
 
@@ -249,9 +279,9 @@ def chosen_executor(
     monkeypatch.setattr(metastep, "Executor", Suspect)
     said: list[str] = []
     optimizer = torch.optim.SGD(learner.parameters(), lr=0.0)
-    settings = EngineSettings(tasks="together", compile="on", precision=precision)
+    settings = EngineSettings(tasks="vmap", compile="on", precision=precision)
     step = MetaStep(learner, optimizer, settings, say=said.append)
     prepared, labels = prepared_tasks(learner, make_task)
-    step(lambda *tensors: (Prepared(*tensors[:-1]), tensors[-1]), (*prepared, labels), learner.outer(1.0))
+    step(ready(prepared, labels), learner.outer(1.0))
     assert step.executor is not None
     return step.executor, said

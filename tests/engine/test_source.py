@@ -11,10 +11,13 @@ import pytest
 import torch
 
 import npbml.engine.source as source_module
-from npbml.data.tasks import ClassSet, Task
-from npbml.engine.source import Features, TaskSource
-from npbml.learner import Learner
+from npbml.data.tasks import ClassSet
+from npbml.engine.execute import Executor
+from npbml.engine.source import Cache, TaskSource
+from npbml.learner.learner import Learner
+from npbml.learner.prepare import embeddings, normalised
 from npbml.randomness import generator
+from npbml.tasks import Task
 
 
 def assert_logits_of_the_tasks(
@@ -24,7 +27,7 @@ def assert_logits_of_the_tasks(
     source = TaskSource(learner, classes, shots=2, queries=3, precision=precision)
     indices = source.draw(3, generator(0, "draw"))
     prepared, labels = source.prepare(indices)
-    found = learner.over_tasks(learner.logits)(prepared)
+    found = Executor(learner).logits(prepared)
     batch = classes.task(indices, 2, classes.pixels)
     assert torch.equal(labels, batch.query_labels) and found.shape == (3, 9, 3)
     for index, logits in enumerate(found):
@@ -53,7 +56,7 @@ def test_c29_prepared_tasks_give_the_logits_of_the_images(
 def test_c29_holds_for_embeddings_that_are_scored(
     make_learner: Callable[..., Learner], classes: ClassSet, norm: str, kind: str
 ) -> None:
-    learner = make_learner(relation={"kind": kind}, net={"stem_norm": norm}, warp={"kind": "none"})
+    learner = make_learner(scorer={"kind": kind}, net={"stem_norm": norm}, warp={"kind": "none"})
     source = assert_logits_of_the_tasks(learner, classes)
     assert ("embeddings" in source.known) is (kind == "encoder" or norm == "running")
     assert ("features" in source.known) is (norm == "running")
@@ -106,27 +109,27 @@ def test_c29_features_are_kept_in_half_precision_where_products_are_rounded_as_m
 def test_sources_with_the_same_stem_share_its_features(
     make_learner: Callable[..., Learner], classes: ClassSet, ce_only: dict[str, Any]
 ) -> None:
-    kept: Features = {}
-    one = TaskSource(make_learner(net={"stem_norm": "running"}), classes, 1, 1, kept=kept)
-    other = TaskSource(make_learner(net={"stem_norm": "running"}, loss=ce_only), classes, 1, 1, kept=kept)
-    assert one.known["features"] is other.known["features"] and len(kept) == 1
+    cache: Cache = {}
+    one = TaskSource(make_learner(net={"stem_norm": "running"}), classes, 1, 1, cache=cache)
+    other = TaskSource(make_learner(net={"stem_norm": "running"}, loss=ce_only), classes, 1, 1, cache=cache)
+    assert one.known["features"] is other.known["features"] and len(cache) == 1
     changed = make_learner(net={"stem_norm": "running"})
     changed.network.stem.blocks[0].unit.conv.weight += 0.1
     also = dataclasses.replace(classes, images=classes.images.clone())
     for learner, images in ((changed, classes), (make_learner(net={"stem_norm": "running"}), also)):
-        assert TaskSource(learner, images, 1, 1, kept=kept).known["features"] is not one.known["features"]
+        assert TaskSource(learner, images, 1, 1, cache=cache).known["features"] is not one.known["features"]
 
 
 def test_embeddings_of_other_views_are_not_shared_with_those_of_images_as_they_stand(
     make_learner: Callable[..., Learner], classes: ClassSet
 ) -> None:
-    kept: Features = {}
+    cache: Cache = {}
     learners = [
-        make_learner(relation={"kind": "encoder", **views})
-        for views in ({}, {"turns": True}, {"enlarged": 1.5}, {"mirrored": True})
+        make_learner(scorer={"kind": "encoder", **views})
+        for views in ({}, {"rotations": True}, {"enlarge": 1.5}, {"flip": True})
     ]
     plain, turned, large, mirrored = (
-        TaskSource(learner, classes, 1, 1, kept=kept).known["embeddings"] for learner in learners
+        TaskSource(learner, classes, 1, 1, cache=cache).known["embeddings"] for learner in learners
     )
     width = plain.shape[1]
     assert turned.shape == (30, 4 * width) and large.shape == plain.shape
@@ -136,24 +139,25 @@ def test_embeddings_of_other_views_are_not_shared_with_those_of_images_as_they_s
 
 
 @pytest.mark.parametrize("norm", ["batch", "running"])
-@pytest.mark.parametrize("enlarged", [1.0, 1.5])
+@pytest.mark.parametrize("enlarge", [1.0, 1.5])
 def test_c29_embeddings_of_both_networks_are_those_of_the_two(
-    make_learner: Callable[..., Learner], classes: ClassSet, norm: str, enlarged: float
+    make_learner: Callable[..., Learner], classes: ClassSet, norm: str, enlarge: float
 ) -> None:
-    views = {"turns": True, "enlarged": enlarged}
+    views = {"rotations": True, "enlarge": enlarge}
 
     def learner(kind: str) -> Learner:
-        made = make_learner(net={"stem_norm": norm}, relation={"kind": kind, **views})
+        made = make_learner(net={"stem_norm": norm}, scorer={"kind": kind, **views})
         if kind != "both":
             part = "encoder" if kind == "encoder" else "tail"
-            getattr(made.relation, part).load_state_dict(getattr(both.relation, part).state_dict())
+            getattr(made.scorer, part).load_state_dict(getattr(both.scorer, part).state_dict())
         return made
 
-    both = make_learner(net={"stem_norm": norm}, relation={"kind": "both", **views})
+    both = make_learner(net={"stem_norm": norm}, scorer={"kind": "both", **views})
     indices = classes.draw(2, 3, 2, 3, generator(0, "draw"))
     images = classes.task(indices, 2, classes.pixels).support_images[0]
-    parts = [learner(kind).embed(images) for kind in ("encoder", "prototypes")]
-    torch.testing.assert_close(both.embed(images), torch.cat(parts, 1), rtol=0, atol=1e-12)
+    seen = normalised(both, images)
+    parts = [embeddings(learner(kind), seen) for kind in ("encoder", "prototypes")]
+    torch.testing.assert_close(embeddings(both, seen), torch.cat(parts, 1), rtol=0, atol=1e-12)
     source = assert_logits_of_the_tasks(both, classes)
     assert ("embeddings" in source.known) == (norm == "running")
 
@@ -165,7 +169,7 @@ def test_c29_features_are_kept_in_the_order_of_the_images(
     features = TaskSource(learner, classes, 1, 1).known["features"]
     assert len(features) == 30 and not features.requires_grad
     for index in (0, 17, 29):
-        alone = learner.network.stem(learner.see(classes.pixels(torch.tensor([index]))))
+        alone = learner.network.stem(normalised(learner, classes.pixels(torch.tensor([index]))))
         torch.testing.assert_close(features[index : index + 1], alone, rtol=0, atol=1e-12)
 
 
@@ -181,7 +185,7 @@ def test_c29_images_that_look_different_are_not_taken_from_the_kept_features(
     mirrored = batch._replace(
         support_images=batch.support_images.flip(-1), query_images=batch.query_images.flip(-1)
     )
-    for mine, expected in zip(prepared, learner.prepare_tasks(mirrored), strict=True):
+    for mine, expected in zip(prepared, learner.prepare_batch(mirrored), strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-10)
 
 

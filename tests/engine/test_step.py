@@ -11,7 +11,7 @@ from npbml.engine.step import GradientStep, apply_gradient
 
 def test_without_recording_a_function_is_called_as_it_is() -> None:
     replay = Replay("step", on=False)
-    assert replay(lambda x: x + 1, (torch.tensor(2.0),)).item() == 3
+    assert replay(lambda x: x + 1, (torch.tensor(2.0),), "key").item() == 3
     assert not replay.recorded
 
 
@@ -36,6 +36,18 @@ def test_a_recording_is_made_for_each_key_and_shape(monkeypatch: pytest.MonkeyPa
     assert Recording.made == 3
 
 
+def test_shapes_and_types_are_those_of_every_tensor_in_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "Captured", Recording)
+    Recording.made, replay = 0, Replay("step", on=True)
+
+    def total(tree: dict[str, list[Tensor]]) -> Tensor:
+        return sum(tree["x"], torch.zeros(()))
+
+    for second in (torch.ones(()), torch.ones(()), torch.ones(1), torch.ones((), dtype=torch.float64)):
+        assert replay(total, ({"x": [torch.ones(()), second]},), "key").item() == 2
+    assert Recording.made == 3
+
+
 def test_what_cannot_be_recorded_goes_on_without_and_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("capture failed\nand more")
@@ -44,7 +56,7 @@ def test_what_cannot_be_recorded_goes_on_without_and_is_said_once(monkeypatch: p
     said: list[str] = []
     replay = Replay("pre-training step", on=True, say=said.append)
     for _ in range(2):
-        assert replay(torch.sum, (torch.ones(4),)).item() == 4
+        assert replay(torch.sum, (torch.ones(4),), "key").item() == 4
     assert said == [
         "The pre-training step cannot be recorded in a CUDA graph, and goes on without: capture failed"
     ]

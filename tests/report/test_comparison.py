@@ -11,8 +11,8 @@ import matplotlib.pyplot as plt
 import pytest
 from rich.console import Console
 
-from npbml.engine.evaluate import ACCURACY, ERROR
-from npbml.methods import RECIPES
+from npbml.measures import ACCURACY, ERROR
+from npbml.methods import BUILT_IN
 from npbml.report.comparison import comparison_rows, comparison_table, comparison_title, milliseconds
 from npbml.report.comparison_picture import best_first, draw_comparison
 
@@ -73,7 +73,7 @@ def test_without_the_first_method_there_is_no_difference() -> None:
 
 @pytest.mark.parametrize("width", [80, 100])
 def test_a_table_has_every_figure_of_the_longest_methods(width: int) -> None:
-    longest = [name for name in RECIPES if name != "maml"]
+    longest = [name for name in BUILT_IN if name != "maml"]
     rows = [row("maml"), *(row(name, accuracy=100.0, ci95=10.456) for name in longest), row("prototypes")]
     for name in ("start", "step_ms", "seconds"):
         del rows[-1][name]
@@ -123,18 +123,18 @@ def test_the_best_are_first_and_those_without_a_result_last() -> None:
 
 
 def test_a_picture_has_a_line_for_each_method_with_room_for_its_name() -> None:
-    rows = [row(name, 50.0 + place, step_ms=10.0 + place) for place, name in enumerate(RECIPES)]
+    rows = [row(name, 50.0 + place, step_ms=10.0 + place) for place, name in enumerate(BUILT_IN)]
     rows.append(row("prototypes", 40.0))
     del rows[-1]["step_ms"]
     figure = draw_comparison(rows)
     figure.canvas.draw()
     results, costs = figure.axes
     labels = results.get_yticklabels()
-    assert [label.get_text() for label in labels] == list(reversed(RECIPES))
+    assert [label.get_text() for label in labels] == list(reversed(BUILT_IN))
     boxes = [label.get_window_extent() for label in labels]
     assert all(not one.overlaps(other) for one, other in itertools.pairwise(boxes))
     assert all(box.x0 >= 0 for box in boxes), "a name is cut off"
-    assert [bar.get_width() for bar in costs.patches] == [10.0 + place for place in reversed(range(len(RECIPES)))]
+    assert [bar.get_width() for bar in costs.patches] == [10.0 + place for place in reversed(range(len(BUILT_IN)))]
     assert costs.get_xscale() == "linear"
     assert [text.get_text() for text in results.get_legend().get_texts()] == ["prototypes: 40.00"]
     assert figure.get_suptitle() == comparison_title(rows)

@@ -3,31 +3,33 @@
 import io
 import re
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
-from npbml.config import method_config, override, preset
-from npbml.learner import LearnerSettings
-from npbml.methods import BUILT_IN, RECIPES
-from npbml.report.methods import COLUMNS, PRECONDITIONERS, TERMS, method_page, method_words, methods_table, shown
-from npbml.rule.loss import LossSettings
-from npbml.rule.precondition import Kind
+from npbml.lab.protocols import preset
+from npbml.lab.schema import method_config, override
+from npbml.learner.settings import LearnerSettings
+from npbml.methods import BUILT_IN
+from npbml.parts import BACKBONES, DATASETS, HEADS, LOSS_TERMS, METHODS, PRECONDITIONERS, SCORERS
+from npbml.registry import Registry
+from npbml.report.methods import COLUMNS, method_page, method_words, methods_table, parts_table, shown
+from npbml.rule.settings import LossSettings
 from npbml.settings import from_dict
 
-NAMES = [name for name in RECIPES if name in BUILT_IN]
+NAMES = list(BUILT_IN)
 # As their summaries say; the paper's ablations name some systems twice.
 TWINS = [{"maml", "npbml-1", "npbml-6"}, {"npbml-3", "npbml-10"}, {"npbml", "npbml-5"}]
 
 
 def words(name: str) -> dict[str, str]:
-    return method_words(method_config(preset("common", method=name), name))
+    return method_words(method_config(preset("common", method=name), name).learner)
 
 
 def changed(**changes: Any) -> dict[str, str]:
     """The words of MAML with some settings changed."""
-    return method_words(override(method_config(preset("common"), "maml"), changes))
+    return method_words(override(method_config(preset("common"), "maml"), changes).learner)
 
 
 def test_methods_that_differ_are_told_apart() -> None:
@@ -38,8 +40,11 @@ def test_methods_that_differ_are_told_apart() -> None:
 
 
 def test_every_part_has_a_word() -> None:
-    assert set(PRECONDITIONERS) == set(get_args(Kind)) and set(TERMS) == set(LossSettings().learned)
-    assert len(set(PRECONDITIONERS.values())) == len(PRECONDITIONERS)
+    built_in = [part for part in PRECONDITIONERS.parts.values() if part.built_in]
+    assert all(part.summary for part in built_in) and len({part.summary for part in built_in}) == len(built_in)
+    switches = [name for name in LOSS_TERMS if hasattr(LossSettings(), name) and LOSS_TERMS.fact(name, "learned")]
+    symbols = [LOSS_TERMS.fact(name, "symbol") for name in switches]
+    assert symbols == ["L^S", "L^Q", "R", "L^S_j", "L^Q_j"]
 
 
 EXPECTED: list[tuple[str, str, str]] = [
@@ -94,7 +99,6 @@ def test_a_method_is_described_as_the_papers_do(name: str, column: str, text: st
         ({"loss": {"base": False, "inductive": True}}, "minimises", "L^S"),
         ({"target": "values"}, "minimises", "SE(S)"),
         ({"target": "values"}, "outer", "SE(Q) after last step, 2nd order"),
-        ({"outer": {"first_order_epochs": 5}}, "outer", "CE(Q) after last step, 1st, then 2nd order"),
         (
             {"warp": {"kind": "learned"}, "precondition": {"chain": ["svd", "rates"]}},
             "learns",
@@ -147,3 +151,26 @@ def test_a_page_has_every_setting_by_its_full_name(printed: Callable[[Renderable
 
 def test_values_are_written_as_the_command_line_takes_them() -> None:
     assert [shown(value) for value in ([1, 2], (), "auto", 0.1, True)] == ["1 2", "none", "auto", "0.1", "True"]
+
+
+@pytest.mark.parametrize(
+    "registry",
+    [METHODS, BACKBONES, HEADS, LOSS_TERMS, PRECONDITIONERS, SCORERS, DATASETS],
+    ids=lambda registry: registry.kind,
+)
+def test_the_parts_of_a_kind_have_a_line_each_under_its_name(
+    printed: Callable[[RenderableType, int], str], registry: Registry
+) -> None:
+    heading, *lines = printed(parts_table(registry), 80).splitlines()
+    assert heading == f"{registry.kind}s"
+    assert [line.split()[0] for line in lines if line[2] != " "] == list(registry)
+    text = " ".join(" ".join(lines).split())
+    assert all(f"{name} {part.summary}" in text for name, part in registry.parts.items()) and "plugin" not in text
+
+
+def test_a_users_part_is_marked(printed: Callable[[RenderableType, int], str]) -> None:
+    registry = Registry("head")
+    registry.built_in("one", "", "the first")
+    registry.register("two", object(), "[mine]")
+    lines = [line.split() for line in printed(parts_table(registry), 80).splitlines()]
+    assert lines == [["heads"], ["one", "the", "first"], ["two", "[mine]", "(plugin)"]]

@@ -10,15 +10,18 @@ import pytest
 import torch
 from PIL import Image
 
-from npbml.config import method_config, override, preset
 from npbml.data.sinusoid import Sinusoids
-from npbml.data.tasks import ClassSet, Task
-from npbml.engine.evaluate import DRAWN_TOGETHER
-from npbml.learner import ImageSpec, Learner, LearnerSettings
+from npbml.data.tasks import ClassSet
+from npbml.engine.evaluate import DRAWN_AT_ONCE
+from npbml.lab.protocols import preset
+from npbml.lab.schema import method_config, override
+from npbml.learner.learner import Learner
+from npbml.learner.settings import ImageSpec, LearnerSettings
 from npbml.randomness import generator
 from npbml.report import pictures
 from npbml.report.pictures import before_and_after, draw_curves, draw_loss, draw_tasks, draw_waves, item_losses
 from npbml.settings import from_dict
+from npbml.tasks import Task
 
 
 @pytest.fixture(autouse=True)
@@ -182,15 +185,14 @@ def test_without_the_base_term_the_support_curve_is_the_inductive_one() -> None:
 
 def wave_learner(**changes: Any) -> Learner:
     """A learner of waves that is not trained."""
-    return Learner(
-        method_config(override(preset("quick", "sinusoid"), changes), "maml"), ImageSpec(1, 1, (0.0,), (1.0,))
-    )
+    config = method_config(override(preset("quick", "sinusoid"), changes), "maml")
+    return Learner(config.learner, ImageSpec(1, 1, (0.0,), (1.0,)))
 
 
 def test_waves_are_drawn_with_what_is_known_of_them_and_both_answers() -> None:
     learner, waves = wave_learner(inner={"steps": 3}), Sinusoids(shots=5, queries=4)
     figure = draw_waves(learner, waves, seed=3, tasks=2)
-    drawn = waves.draw(DRAWN_TOGETHER, generator(3, "test", 0))
+    drawn = waves.draw(DRAWN_AT_ONCE, generator(3, "test", 0))
     assert len(figure.axes) == 2
     for axis, wave in zip(figure.axes, drawn, strict=False):
         lines = {line.get_label(): line.get_xydata() for line in axis.get_lines()}

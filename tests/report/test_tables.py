@@ -12,10 +12,11 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from npbml.engine.evaluate import Accuracy
-from npbml.report.paper import paper_tables
-from npbml.report.tables import LEGEND, html, lines_of, markdown, sections, summary, terminal_tables
-from npbml.reproduce import Result, read_results
+from npbml.lab.paper import paper_tables
+from npbml.lab.reproduce import Result, read_results
+from npbml.measures import Figure
+from npbml.report.tables import LEGEND, lines_of, markdown, sections, summary, terminal_tables
+from npbml.report.tables_page import html
 
 BLANK: dict[str, Any] = {
     "method": "npbml",
@@ -61,7 +62,7 @@ def test_seeds_are_averaged_and_their_spread_is_told() -> None:
 
 
 def test_scores_alone_are_shown_where_every_seed_has_them() -> None:
-    scored = [replace(seed, scores=Accuracy(70.0 + n, 0.4)) for n, seed in enumerate(SEEDS[:2])]
+    scored = [replace(seed, scores=Figure(70.0 + n, 0.4)) for n, seed in enumerate(SEEDS[:2])]
     [line] = lines_of([result().cell], scored)
     assert line.texts()["scores alone"] == "70.50 ± 0.28"  # (0.16 + 0.16) ** 0.5 / 2
     [line] = lines_of([result().cell], [*scored, SEEDS[2]])

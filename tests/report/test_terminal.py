@@ -10,16 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
-from npbml.config import Config
-from npbml.engine.evaluate import Accuracy
-from npbml.report.terminal import (
-    Terminal,
-    best_of,
-    duration,
-    labels_table,
-    results_table,
-    settings_table,
-)
+from npbml.lab.schema import Config
+from npbml.measures import Figure
+from npbml.report.terminal import Terminal, labels_table, results_table, settings_table
+from npbml.report.words import best_of, duration
 from npbml.settings import describe
 
 
@@ -57,9 +51,9 @@ def nothing(method: str, other: str, dataset: str) -> None:
 def test_a_results_table_has_every_figure() -> None:
     asked: list[tuple[str, str, str]] = []
 
-    def difference(method: str, other: str, dataset: str) -> Accuracy:
+    def difference(method: str, other: str, dataset: str) -> Figure:
         asked.append((method, other, dataset))
-        return Accuracy(-12.344, 10.006) if other == "maml" else Accuracy(3.456, 0.1)
+        return Figure(-12.344, 10.006) if other == "maml" else Figure(3.456, 0.1)
 
     names = ["npbml-quirks", "maml", "prototypes"]
     records = [record(name, accuracy=accuracy) for name, accuracy in zip(names, (100, 61.234, 5.5), strict=True)]
@@ -95,7 +89,7 @@ def error_record(method: str, error: float) -> dict[str, Any]:
 
 def test_of_squared_errors_the_smallest_is_the_best() -> None:
     records = [error_record("npbml", 0.5), error_record("maml", 0.25), error_record("metasgd", float("nan"))]
-    text = shown(results_table(records, lambda *_: Accuracy(0.25, 0.1)))
+    text = shown(results_table(records, lambda *_: Figure(0.25, 0.1)))
     assert "10-shot sinusoid, mlp" in " ".join(text.split()) and "-way" not in text and "%" not in text
     assert "squared error" in text and "npbml is below by" in " ".join(text.split())
     row = next(line for line in text.splitlines() if " maml " in line)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -10,8 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from npbml.randomness import generator
-from npbml.rule.adaptive import AdaptiveLoss, AdaptiveLosses, query_inputs, standardise, support_inputs
+from npbml.rule.adaptive import (
+    AdaptiveLoss,
+    AdaptiveQuery,
+    AdaptiveSupport,
+    query_inputs,
+    standardise,
+    support_inputs,
+)
 from npbml.rule.descend import Parameters
+from npbml.rule.loss import Items, LearnedLoss, Sizes
+from npbml.rule.settings import LossSettings
 
 WAYS, FEATURES, SUPPORT, QUERY, STEPS = 3, 4, 6, 5, 2
 LABELS = torch.eye(WAYS, dtype=torch.float64).repeat(2, 1)
@@ -41,15 +50,33 @@ def make_features(seed: int = 2) -> Tensor:
     return numbers(SUPPORT + QUERY, FEATURES, seed=seed)
 
 
-def inner_loss(losses: AdaptiveLosses, step: int, theta: Parameters, features: Tensor) -> Tensor:
+def make_losses(tensors: int = 2) -> Any:
+    """The terms of all steps, for as many adapted tensors."""
+    sizes, settings = Sizes(WAYS, tensors, STEPS), LossSettings()
+    terms = {"support": AdaptiveSupport(sizes, settings), "query": AdaptiveQuery(sizes, settings)}
+    return shaken(nn.ModuleDict(terms))
+
+
+def item_losses(logits: Tensor) -> Tensor:
+    return F.cross_entropy(logits, LABELS, reduction="none")
+
+
+def values_of(
+    losses: Any, step: int, base: Tensor, theta: Parameters, support: Tensor, labels: Tensor, query: Tensor
+) -> dict[str, Tensor]:
+    items = Items(support, labels, query, query.new_zeros(len(query), 0), theta, step, base)
+    return {name: term(items) for name, term in losses.items()}
+
+
+def inner_loss(losses: Any, step: int, theta: Parameters, features: Tensor) -> Tensor:
     """M_j of a linear head."""
     logits = F.linear(features, theta["weight"], theta["bias"])
-    base = F.cross_entropy(logits[:SUPPORT], LABELS)
-    terms = losses(step, base, theta, logits[:SUPPORT], LABELS, logits[SUPPORT:])
-    return base + sum(terms.values())
+    base = item_losses(logits[:SUPPORT])
+    terms = values_of(losses, step, base, theta, logits[:SUPPORT], LABELS, logits[SUPPORT:])
+    return base.mean() + sum(terms.values())
 
 
-def outer_loss(losses: AdaptiveLosses, theta: Parameters, features: Tensor) -> Tensor:
+def outer_loss(losses: Any, theta: Parameters, features: Tensor) -> Tensor:
     """The query cross-entropy of a linear head after a step on each M_j."""
     for step in range(STEPS):
         gradient = torch.func.grad(lambda t, j=step: inner_loss(losses, j, t, features))(theta)
@@ -85,15 +112,14 @@ def test_c12_the_loss_is_the_mean_of_a_network_with_the_adapted_weights(k: float
 
 def test_c12_adapters_are_inert_where_k_and_c_are_zero() -> None:
     """Same value and same gradient in theta as the networks by themselves."""
-    losses, theta, features = shaken(AdaptiveLosses(WAYS, 2, STEPS)), make_theta(), make_features()
-    assert losses.support is not None and losses.query is not None
+    losses, theta, features = make_losses(), make_theta(), make_features()
 
     def bare(t: Parameters) -> Tensor:
         logits = F.linear(features, t["weight"], t["bias"])
         total = base = F.cross_entropy(logits[:SUPPORT], LABELS)
         for networks, (items, _) in (
-            (losses.support, support_inputs(base, t, logits[:SUPPORT], LABELS)),
-            (losses.query, query_inputs(t, logits[SUPPORT:])),
+            (losses["support"], support_inputs(base, t, logits[:SUPPORT], LABELS)),
+            (losses["query"], query_inputs(t, logits[SUPPORT:])),
         ):
             total = total + nn.Sequential(networks[0].hidden, nn.ReLU(), networks[0].last)(items).mean()
         return total
@@ -160,46 +186,49 @@ def test_the_query_inputs_are_laid_out_as_metals() -> None:
 
 
 def test_the_terms_are_those_of_their_step() -> None:
-    losses, theta = shaken(AdaptiveLosses(WAYS, 2, STEPS)), make_theta()
+    losses, theta = make_losses(), make_theta()
     support, query = numbers(SUPPORT, WAYS, seed=3), numbers(QUERY, WAYS, seed=4)
-    base = F.cross_entropy(support, LABELS)
-    assert losses.support is not None and losses.query is not None
-    values = []
+    base, values = item_losses(support), []
     for step in range(STEPS):
-        terms = losses(step, base, theta, support, LABELS, query)
-        assert list(terms) == ["adaptive_support", "adaptive_query"]
-        one = losses.support[step](*support_inputs(base, theta, support, LABELS))
-        two = losses.query[step](*query_inputs(theta, query))
-        assert terms["adaptive_support"] == one and terms["adaptive_query"] == two
+        terms = values_of(losses, step, base, theta, support, LABELS, query)
+        one = losses["support"][step](*support_inputs(base.mean(), theta, support, LABELS))
+        two = losses["query"][step](*query_inputs(theta, query))
+        assert terms["support"] == one and terms["query"] == two
         values += [one.item(), two.item()]
     assert len(set(values)) == 2 * STEPS
 
 
 @pytest.mark.parametrize(("on", "off"), [("support", "query"), ("query", "support")])
 def test_a_term_that_is_off_is_not_there(on: str, off: str) -> None:
-    losses = shaken(AdaptiveLosses(WAYS, 2, STEPS, **{on: True, off: False}))
-    assert all(name.startswith(on) for name, _ in losses.named_parameters())
-    full = shaken(AdaptiveLosses(WAYS, 2, STEPS))
+    bare = {"base": False, "inductive": False, "transductive": False, "regulariser": False}
+
+    def make(**terms: bool) -> LearnedLoss:
+        return shaken(LearnedLoss(LossSettings(**bare, **terms), WAYS, 2, STEPS))
+
+    losses, full = make(**{f"adaptive_{on}": True}), make(adaptive_support=True, adaptive_query=True)
+    assert all(name.startswith(f"adaptive_{on}.") for name, _ in losses.named_parameters())
+    assert losses.term(f"adaptive_{off}") is None
     support, query = numbers(SUPPORT, WAYS, seed=3), numbers(QUERY, WAYS, seed=4)
-    arguments = (1, F.cross_entropy(support, LABELS), make_theta(), support, LABELS, query)
-    assert losses(*arguments) == {f"adaptive_{on}": full(*arguments)[f"adaptive_{on}"]}
+    arguments = (support, LABELS, query, query.new_zeros(QUERY, 0), make_theta(), 1)
+    assert list(full.terms(*arguments)) == ["adaptive_support", "adaptive_query"]
+    assert losses.terms(*arguments) == {f"adaptive_{on}": full.terms(*arguments)[f"adaptive_{on}"]}
 
 
 def test_the_order_of_items_does_not_matter() -> None:
-    losses, theta = shaken(AdaptiveLosses(WAYS, 2, STEPS)), make_theta()
+    losses, theta = make_losses(), make_theta()
     support, query = numbers(SUPPORT, WAYS, seed=3), numbers(QUERY, WAYS, seed=4)
-    base = F.cross_entropy(support, LABELS)
-    one = losses(0, base, theta, support, LABELS, query)
+    base = item_losses(support)
+    one = values_of(losses, 0, base, theta, support, LABELS, query)
     s, q = torch.tensor([4, 0, 5, 1, 3, 2]), torch.tensor([2, 4, 0, 1, 3])
-    other = losses(0, base, theta, support[s], LABELS[s], query[q])
+    other = values_of(losses, 0, base[s], theta, support[s], LABELS[s], query[q])
     for name, value in one.items():
         torch.testing.assert_close(other[name], value, rtol=0, atol=1e-12)
-    mislabelled = losses(0, base, theta, support[s], LABELS, query)
-    assert (mislabelled["adaptive_support"] - one["adaptive_support"]).abs() > 1e-3
+    mislabelled = values_of(losses, 0, base, theta, support[s], LABELS, query)
+    assert (mislabelled["support"] - one["support"]).abs() > 1e-3
 
 
 def test_c30_vmap_over_tasks_is_the_loop() -> None:
-    losses = shaken(AdaptiveLosses(WAYS, 2, STEPS))
+    losses = make_losses()
     thetas, features = [make_theta(seed) for seed in range(3)], [make_features(seed) for seed in range(3)]
     stacked = {name: torch.stack([theta[name] for theta in thetas]) for name in thetas[0]}
     together = torch.vmap(lambda theta, x: outer_loss(losses, theta, x))(stacked, torch.stack(features))
@@ -214,7 +243,7 @@ def test_c30_vmap_over_tasks_is_the_loop() -> None:
 
 
 def test_c17_the_meta_gradient_is_that_of_finite_differences() -> None:
-    losses, features = shaken(AdaptiveLosses(WAYS, 2, STEPS)), make_features()
+    losses, features = make_losses(), make_features()
     theta = {name: value.requires_grad_() for name, value in make_theta().items()}
     inputs: dict[str, Tensor] = {**dict(losses.named_parameters()), **theta}
     gradients = torch.autograd.grad(
@@ -247,7 +276,7 @@ def confident(theta: Parameters) -> Parameters:
 
 @pytest.mark.parametrize("start", [unicorn, zero, confident])
 def test_meta_gradients_are_finite_at_the_edges(start: Callable[[Parameters], Parameters]) -> None:
-    losses = shaken(AdaptiveLosses(WAYS, 2, STEPS))
+    losses = make_losses()
     theta = {name: value.requires_grad_() for name, value in start(make_theta()).items()}
     loss = outer_loss(losses, theta, make_features())
     inputs = [*losses.parameters(), *theta.values()]
@@ -257,9 +286,10 @@ def test_meta_gradients_are_finite_at_the_edges(start: Callable[[Parameters], Pa
 
 
 def test_it_begins_with_small_weights_and_silent_adapters() -> None:
-    def begun(seed: int) -> AdaptiveLosses:
-        losses = shaken(AdaptiveLosses(WAYS, 10, STEPS))
-        losses.begin(0.01, generator(seed, "losses"))
+    def begun(seed: int) -> nn.ModuleDict:
+        losses, random = make_losses(tensors=10), generator(seed, "losses")
+        for term in losses.values():
+            term.begin(0.01, random, False)
         return losses
 
     losses, same, other = (dict(begun(seed).named_parameters()) for seed in (0, 0, 1))

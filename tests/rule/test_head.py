@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from npbml.data.tasks import Task
 from npbml.errors import SettingError
-from npbml.learner import Learner
-from npbml.rule.head import Head, HeadSettings
+from npbml.learner.learner import Learner
+from npbml.parts import HEADS
+from npbml.rule.head import UnicornHead
+from npbml.rule.settings import HeadSettings
+from npbml.tasks import Task
 
 CONV = "network.tail.blocks.0.unit.conv.weight"
 RAW: dict[str, Any] = {"regulariser": False}
@@ -119,7 +121,8 @@ def test_c22_losses_of_probabilities_restore_c19_and_c20(
 
 @pytest.mark.parametrize(("kind", "rows"), [("unicorn", 1), ("linear", 4)])
 def test_every_class_starts_from_the_head(kind: Any, rows: int) -> None:
-    head = Head(3, 4, HeadSettings(kind))
+    head = HEADS.get(kind)(3, 4, HeadSettings(kind))
+    assert len(head.weight) == len(head.bias) == rows
     torch.nn.init.normal_(head.weight)
     torch.nn.init.normal_(head.bias)
     weight, bias = head.start(4)
@@ -143,7 +146,7 @@ def test_a_value_copy_carries_no_gradient_to_w(
 def test_a_centred_head_does_not_see_what_embeddings_have_in_common() -> None:
     random = torch.Generator().manual_seed(0)
     embeddings, weight, bias = (torch.randn(size, generator=random) for size in ((6, 3), (4, 3), (4,)))
-    centred, plain = (Head(3, 4, HeadSettings(centred=on)) for on in (True, False))
+    centred, plain = (UnicornHead(3, 4, HeadSettings(centred=on)) for on in (True, False))
     logits = centred(embeddings, weight, bias)
     assert torch.allclose(centred(embeddings + 7.0, weight, bias), logits, atol=1e-5)
     assert torch.allclose(plain(embeddings - embeddings.mean(0), weight, bias), logits)

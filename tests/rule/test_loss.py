@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from npbml.data.tasks import Task
-from npbml.learner import Learner
+from npbml.learner.learner import Learner
 from npbml.randomness import generator
-from npbml.rule.loss import LearnedLoss, LossNetwork, LossSettings, cross_entropy, one_hot
+from npbml.rule.loss import LearnedLoss, LossNetwork, cross_entropy, one_hot, tensor_statistics
+from npbml.rule.settings import LossSettings
+from npbml.tasks import Task
 
 WAYS = 3
 
@@ -33,6 +34,12 @@ def randomised(module: torch.nn.Module, seed: int = 0) -> Any:
 
 def make_loss(**changes: Any) -> LearnedLoss:
     return randomised(LearnedLoss(LossSettings(hidden=6, **changes), WAYS, 2, 3))
+
+
+def network_of(loss: LearnedLoss, name: str) -> LossNetwork:
+    network = loss.term(name)
+    assert isinstance(network, LossNetwork)
+    return network
 
 
 def make_items(count: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -62,14 +69,14 @@ def mlp(network: LossNetwork, x: Tensor) -> Tensor:
 def test_the_terms_are_the_definition_written_out() -> None:
     loss, (support, labels), (query, scores) = make_loss(), make_items(), make_queries()
     terms = loss.terms(support, labels, query, scores, THETA)
-    assert loss.inductive is not None and loss.transductive is not None and loss.regulariser is not None
 
     base = [F.cross_entropy(z, y.argmax()) for z, y in zip(support, labels, strict=True)]
     inductive = [
-        mlp(loss.inductive, torch.cat([z, y, ce[None]])) for z, y, ce in zip(support, labels, base, strict=True)
+        mlp(network_of(loss, "inductive"), torch.cat([z, y, ce[None]]))
+        for z, y, ce in zip(support, labels, base, strict=True)
     ]
     transductive = [
-        mlp(loss.transductive, torch.cat([z, r, F.cross_entropy(z, r.argmax())[None]]))
+        mlp(network_of(loss, "transductive"), torch.cat([z, r, F.cross_entropy(z, r.argmax())[None]]))
         for z, r in zip(query, scores, strict=True)
     ]
     statistics = [
@@ -79,7 +86,7 @@ def test_the_terms_are_the_definition_written_out() -> None:
         "base": sum(base) / len(base),
         "inductive": sum(inductive) / len(inductive),
         "transductive": sum(transductive) / len(transductive),
-        "regulariser": mlp(loss.regulariser, torch.stack(statistics)),
+        "regulariser": mlp(network_of(loss, "regulariser"), torch.stack(statistics)),
     }
     assert list(terms) == list(expected)
     for name, value in terms.items():
@@ -90,30 +97,30 @@ def test_the_terms_are_the_definition_written_out() -> None:
 
 def test_soft_targets_are_the_normalised_scores() -> None:
     loss, (query, scores) = make_loss(target="soft"), make_queries()
-    assert loss.transductive is not None
     expected = [
-        mlp(loss.transductive, torch.cat([z, r, -(r / r.sum() * z.log_softmax(0)).sum()[None]]))
+        mlp(network_of(loss, "transductive"), torch.cat([z, r, -(r / r.sum() * z.log_softmax(0)).sum()[None]]))
         for z, r in zip(query, scores, strict=True)
     ]
     terms = loss.terms(*make_items(), query, scores, THETA)
     torch.testing.assert_close(terms["transductive"], sum(expected) / len(expected), rtol=0, atol=1e-10)
 
 
-def test_trust_adds_the_cross_entropy_to_the_scores_with_a_weight_that_is_learned() -> None:
-    loss, (query, scores) = make_loss(target="soft", trust=0.5), make_queries()
+def test_the_score_weight_adds_the_cross_entropy_to_the_scores_with_a_weight_that_is_learned() -> None:
+    loss, (query, scores) = make_loss(target="soft", score_weight=0.5), make_queries()
     with torch.no_grad():
-        loss.trust.fill_(0.7)  # type: ignore[union-attr]
+        loss.score_weight.fill_(0.7)  # type: ignore[union-attr]
     given = (*make_items(), query, scores, THETA)
     found = loss.terms(*given)["transductive"]
     target = scores / scores.sum(1, keepdim=True)
     apart = torch.stack([F.cross_entropy(z, r) for z, r in zip(query, target, strict=True)]).mean()
-    loss.trust, trust = None, loss.trust
+    loss.score_weight, weight = None, loss.score_weight
     torch.testing.assert_close(found, loss.terms(*given)["transductive"] + 0.7 * apart, rtol=0, atol=1e-10)
-    (slope,) = torch.autograd.grad(found, trust)
+    (slope,) = torch.autograd.grad(found, weight)
     torch.testing.assert_close(slope, apart, rtol=0, atol=1e-10)
-    assert LearnedLoss(LossSettings(trust=0.5), WAYS, 2, 3).trust == 0.5
-    assert LearnedLoss(LossSettings(), WAYS, 2, 3).trust is None
-    assert LearnedLoss(LossSettings(trust=0.5, transductive=False), WAYS, 2, 3).trust is None
+    assert LearnedLoss(LossSettings(score_weight=0.5), WAYS, 2, 3).score_weight == 0.5
+    assert LearnedLoss(LossSettings(), WAYS, 2, 3).score_weight is None
+    without = LearnedLoss(LossSettings(score_weight=0.5, transductive=False), WAYS, 2, 3)
+    assert without.score_weight is None
 
 
 def test_cross_entropy_is_torchs() -> None:
@@ -159,7 +166,7 @@ def test_c2_a_silent_smooth_leaky_network_is_a_constant(film: bool) -> None:
     for part in silent:
         for parameter in part.parameters():
             torch.nn.init.zeros_(parameter)
-    assert network(numbers(4, 7)).item() == pytest.approx(0.15 * math.log(2), abs=1e-14)
+    assert network.mean_loss(numbers(4, 7)).item() == pytest.approx(0.15 * math.log(2), abs=1e-14)
 
 
 def test_smooth_leaky_has_slope_five_eighths_at_zero_and_keeps_a_quarter_below() -> None:
@@ -170,26 +177,26 @@ def test_smooth_leaky_has_slope_five_eighths_at_zero_and_keeps_a_quarter_below()
 
     def output(x: float) -> float:
         torch.nn.init.constant_(network.layers[2].bias, x)
-        return network(torch.zeros(1, 1, dtype=torch.float64)).item()
+        return network.mean_loss(torch.zeros(1, 1, dtype=torch.float64)).item()
 
     assert (output(1e-5) - output(-1e-5)) / 2e-5 == pytest.approx(0.625, abs=1e-8)
     assert output(-9.0) - output(-10.0) == pytest.approx(0.25, abs=1e-10)
     assert output(10.0) - output(9.0) == pytest.approx(1.0, abs=1e-10)
 
 
-def test_the_averaged_summary_divides_the_norms() -> None:
-    exact, averaged = make_loss().summary(THETA), make_loss(averaged=True).summary(THETA)
+def test_averaged_statistics_divide_the_norms() -> None:
+    exact, averaged = (tensor_statistics(THETA, LossSettings(averaged=on)) for on in (False, True))
     scale = torch.tensor([1, 1, 12, 12**0.5, 1, 1, 3, 3**0.5], dtype=torch.float64)
     torch.testing.assert_close(averaged * scale, exact, rtol=0, atol=1e-10)
 
 
-def test_the_reference_summary_is_blind_to_mean_and_deviation_and_repeats_l2() -> None:
+def test_the_reference_statistics_are_blind_to_mean_and_deviation_and_repeat_l2() -> None:
     theta = {"weight": THETA["weight"].clone().requires_grad_()}
-    summary = make_loss(statistics="reference").summary(theta)
-    assert summary[2] == summary[3]
-    (blind,) = torch.autograd.grad(summary[0] + summary[1], theta["weight"], retain_graph=True)
+    found = tensor_statistics(theta, LossSettings(statistics="reference"))
+    assert found[2] == found[3]
+    (blind,) = torch.autograd.grad(found[0] + found[1], theta["weight"], retain_graph=True)
     assert blind.abs().max() == 0
-    (gradient,) = torch.autograd.grad(summary[3], theta["weight"])
+    (gradient,) = torch.autograd.grad(found[3], theta["weight"])
     torch.testing.assert_close(gradient, THETA["weight"] / THETA["weight"].norm(), rtol=0, atol=1e-10)
 
 
@@ -207,21 +214,21 @@ def test_c27_the_regulariser_has_a_finite_meta_gradient_at_a_zero_bias(
 
 def test_c27_a_silent_regulariser_has_no_gradient_in_theta() -> None:
     loss = make_loss()
-    assert loss.regulariser is not None
 
     def gradient() -> Tensor:
         g = torch.func.grad(lambda t: loss.terms(*make_items(), *make_queries(), t)["regulariser"])(THETA)
         return torch.cat([value.flatten() for value in g.values()])
 
     assert gradient().abs().max() > 1e-3
-    for parameter in loss.regulariser.parameters():
+    for parameter in network_of(loss, "regulariser").parameters():
         torch.nn.init.zeros_(parameter)
     assert gradient().abs().max() == 0
 
 
 def test_a_shared_network_serves_both_terms() -> None:
     loss = make_loss(share=True)
-    assert loss.of_queries is loss.inductive
+    assert loss.term("transductive") is loss.term("inductive") is not None
+    assert not any("transductive" in name for name in loss.state_dict())
     logits, labels = make_items()
     terms = loss.terms(logits, labels, logits, labels, THETA)
     torch.testing.assert_close(terms["transductive"], terms["inductive"], rtol=0, atol=1e-12)

@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from npbml.data.tasks import Task
-from npbml.learner import Learner
+from npbml.learner.learner import Learner
+from npbml.learner.prepare import normalised
 from npbml.randomness import generator
 from npbml.rule.modulate import FiLM
+from npbml.tasks import Task
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -95,8 +96,9 @@ def test_film_refresh_task_modulates_by_theta_0_on_the_inner_batch(
             u = F.max_pool2d(y.relu(), 2) if film is block.unit.film else y
         return u.mean((2, 3)) @ theta["head.weight"].T + theta["head.bias"]
 
-    tail(start, stem(torch.cat([task.support_images, task.query_images])))
-    expected = tail(adapted, stem(task.query_images))
+    support, query = (normalised(learner, images) for images in (task.support_images, task.query_images))
+    tail(start, stem(torch.cat([support, query])))
+    expected = tail(adapted, stem(query))
     torch.testing.assert_close(learner.predict(task), expected, rtol=0, atol=1e-10)
     fresh = make_learner(film={"conditioning": "batch"})
     assert (fresh.predict(task) - expected).abs().max() > 1e-4

@@ -9,16 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from npbml.config import method_config, override, preset
 from npbml.data.tasks import ClassSet
 from npbml.engine.execute import Executor
 from npbml.engine.source import TaskSource
 from npbml.errors import RunError, SettingError
-from npbml.files import load_tensors
-from npbml.learner import GROUPS, ImageSpec, Learner
+from npbml.lab.protocols import preset
+from npbml.lab.schema import method_config, override
+from npbml.learner.learner import GROUPS, Learner
+from npbml.learner.settings import ImageSpec
 from npbml.randomness import generator
-from npbml.stages.loop import Loop, Observer, run_loop
+from npbml.rule.objective import Outer
 from npbml.stages.metatrain import MetaTrainer
+from npbml.stages.observer import Observer
+from npbml.stages.setup import Setup
+from npbml.stages.stage import Stage, run_stage
+from npbml.tensor_files import load_tensors
 
 RATES = {"theta": 1e-3, "omega": 2e-3, "phi": 3e-3, "psi": 4e-3}
 SMALL: dict[str, Any] = {
@@ -27,9 +32,9 @@ SMALL: dict[str, Any] = {
     "net": {"filters": 3},
     "loss": {"hidden": 4},
     "inner": {"steps": 2},
-    "relation": {"widths": [2], "pools": 1},
+    "scorer": {"widths": [2], "pools": 1},
     "init": {"std": 0.1},
-    "engine": {"tasks": "together"},  # the bits of two trainers are compared: neither may decide by measuring
+    "engine": {"tasks": "vmap"},  # the bits of two trainers are compared: neither may decide by measuring
 }
 TRAIN: dict[str, Any] = {
     "lr": RATES,
@@ -38,7 +43,7 @@ TRAIN: dict[str, Any] = {
     "validation_tasks": 4,
     "schedule": "constant",
     "clip": "none",
-    "ahead": False,
+    "prefetch": False,
 }
 
 
@@ -58,11 +63,11 @@ def trainer_of(method: str = "npbml", seed: int = 0, **train: Any) -> MetaTraine
     also, say = train.pop("also", {}), train.pop("say", lambda words: None)
     changes = {"method": method, "seed": seed, "train": {**TRAIN, **train}}
     config = method_config(override(override(override(preset("quick"), SMALL), changes), also), method)
-    learner = Learner(config, ImageSpec(1, 16, (0.5,), (0.25,)), config.seed)
-    train, val = (
-        TaskSource(learner, easy(*of), config.shots, config.queries) for of in ((5, "train"), (4, "val"))
-    )
-    return MetaTrainer(config, learner, train, val, say)
+    learner = Learner(config.learner, ImageSpec(1, 16, (0.5,), (0.25,)), config.seed)
+    sources = [TaskSource(learner, easy(*of), config.shots, config.queries) for of in ((5, "train"), (4, "val"))]
+    tasks, engine, batch_size = (config.shots, config.queries), config.engine, config.test.batch_size
+    setup = Setup(config.learner, *tasks, config.seed, engine, torch.device("cpu"), batch_size, say)
+    return MetaTrainer(setup, config.train, method, learner, *sources, config.pretrain.augment)
 
 
 def state(trainer: MetaTrainer) -> dict[str, Tensor]:
@@ -86,7 +91,7 @@ def moved_groups(trainer: MetaTrainer, steps: int = 1) -> set[str]:
 def gradient(trainer: MetaTrainer, index: int) -> dict[str, Tensor]:
     """The meta-gradient that step `index` sees, by name."""
     names, parameters = zip(*trainer.module.named_parameters(), strict=True)
-    indices = trainer.train.draw(trainer.config.meta_batch, generator(trainer.config.seed, "train", index))
+    indices = trainer.train.draw(trainer.tasks, generator(trainer.setup.seed, "train", index))
     work = trainer.train.prepare(indices)
     _, found = Executor(trainer.module).gradient(list(parameters), *work, trainer.module.outer(0.0))
     return dict(zip(names, found, strict=True))
@@ -116,9 +121,10 @@ def test_maml_has_theta_alone() -> None:
         trainer_of("maml", lr={**RATES, "theta": 0.0})
 
 
-def test_first_order_teaches_phi_nothing() -> None:
+def test_first_order_teaches_phi_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the gradient stopped at every inner step, the query loss does not depend on the learned loss."""
-    first = trainer_of(also={"outer": {"first_order_epochs": 100}})
+    first = trainer_of()
+    monkeypatch.setattr(first.module, "outer", lambda progress: Outer(1, {-1: 1.0}))
     assert moved_groups(first, 2) == {"theta", "omega", "psi"}
     assert moved_groups(trainer_of(), 2) == set(GROUPS)
 
@@ -176,8 +182,8 @@ def test_a_step_is_on_four_tasks_of_one_shot_or_two_of_five(
     trainer = trainer_of("maml", meta_batch=None, also={"shots": shots, "queries": 1})
     seen, draw = [], trainer.train.draw_from
 
-    def watched(numbers: Tensor, count: int, chosen: Tensor | None) -> Tensor:
-        seen.append(draw(numbers, count, chosen))
+    def watched(numbers: Tensor, count: int) -> Tensor:
+        seen.append(draw(numbers, count))
         return seen[-1]
 
     monkeypatch.setattr(trainer.train, "draw_from", watched)
@@ -193,8 +199,9 @@ def test_the_seed_fixes_every_step() -> None:
 
 
 @pytest.mark.parametrize("augment", [False, True])
-def test_tasks_made_ahead_are_the_same_tasks(augment: bool) -> None:
-    plain, ahead = trainer_of(augment=augment), trainer_of(augment=augment, ahead=True)
+def test_prefetched_tasks_are_the_same_tasks(augment: bool) -> None:
+    plain, ahead = trainer_of(augment=augment), trainer_of(augment=augment, prefetch=True)
+    assert plain.prefetch is None and ahead.prefetch is not None
     order = (0, 1, 2, 5, 6)  # also after a jump, as when a run is resumed
     assert [plain.step(index) for index in order] == [ahead.step(index) for index in order]
     assert moved(state(plain), state(ahead)) == set()
@@ -211,10 +218,16 @@ def test_a_step_depends_on_the_state_and_its_index_alone() -> None:
 
 
 def test_augmented_tasks_are_other_tasks() -> None:
-    same = {"augment": True, "crop_scale_low": preset("quick").pretrain.augment.crop_scale_low}
-    ways: list[dict[str, Any]] = [{}, {"augment": True}, {"augment": True, "crop_scale_low": 0.05}, same]
-    plain, varied, cropped, named = (trainer_of("maml", **way).step(0)["loss"] for way in ways)
-    assert len({plain, varied, cropped}) == 3 and named == varied
+    """They are varied as in pre-training, where that is asked for alone."""
+
+    def loss(augment: bool, crop_scale_low: float) -> float:
+        also = {"pretrain": {"augment": {"crop_scale_low": crop_scale_low}}}
+        return trainer_of("maml", augment=augment, also=also).step(0)["loss"]
+
+    usual = preset("quick").pretrain.augment.crop_scale_low
+    plain, varied, cropped = loss(False, usual), loss(True, usual), loss(True, 0.05)
+    assert len({plain, varied, cropped}) == 3
+    assert loss(False, 0.05) == plain and trainer_of("maml", augment=True).step(0)["loss"] == varied
 
 
 def test_validation_asks_the_same_tasks_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,8 +266,10 @@ def test_the_training_curve_in_bfloat16_is_that_in_float32_within_noise() -> Non
     assert 0 < (rough - full).abs().mean() < 0.5 * (other - full).abs().mean()
 
 
-def loop_of(folder: Path) -> Loop:
-    return Loop("npbml", folder, "learner.safetensors", 6, 3, 1e9, "settings")
+def run(folder: Path, trainer: MetaTrainer) -> None:
+    """Train the stage in a run folder; a checkpoint is written where a step fails."""
+    stage = Stage("npbml", "learner.safetensors", "settings", (), "train", 6, 3, lambda: trainer)
+    run_stage(stage, folder, Observer(), {}, 1e9)
 
 
 PLANTED = {
@@ -286,7 +301,7 @@ def test_a_step_that_fails_keeps_the_state_before_it_and_the_run_can_go_on(
 ) -> None:
     """Poisoned tasks at step 4: what is kept is the state after 3, and without the poison the end is the same."""
     whole = trainer_of()
-    run_loop(loop_of(tmp_path / "whole"), whole, Observer(), {})
+    run(tmp_path / "whole", whole)
     poisoned, good = trainer_of(), trainer_of()
     prepare, calls = poisoned.train.prepare, [0]
 
@@ -299,21 +314,22 @@ def test_a_step_that_fails_keeps_the_state_before_it_and_the_run_can_go_on(
 
     monkeypatch.setattr(poisoned.train, "prepare", poison)
     with pytest.raises(RunError, match=r"Meta-step 4 of npbml is not finite.*the stem's features, in task 0"):
-        run_loop(loop_of(tmp_path / "part"), poisoned, Observer(), {})
+        run(tmp_path / "part", poisoned)
     for index in range(3):
         good.step(index)
-    tensors, about = load_tensors(tmp_path / "part" / "checkpoint.safetensors")
+    tensors, about = load_tensors(tmp_path / "part" / "npbml" / "checkpoint.safetensors")
     assert about["step"] == 3
     for name, tensor in good.module.state_dict().items():
         assert torch.equal(tensors[f"module.{name}"], tensor)
-    run_loop(loop_of(tmp_path / "part"), trainer_of(), Observer(), {})
+    run(tmp_path / "part", trainer_of())
     for name in ("learner.safetensors", "metrics.jsonl"):
-        assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        part, expected = (tmp_path / folder / "npbml" / name for folder in ("part", "whole"))
+        assert part.read_bytes() == expected.read_bytes()
 
 
 def test_steps_that_are_not_finite_may_be_left_out_but_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    trainer = trainer_of(say=said.append, skips=2)
+    trainer = trainer_of(say=said.append, max_skipped=2)
     prepare, poisoned = trainer.train.prepare, [True]
 
     def poison(*given: Any) -> Any:
@@ -325,7 +341,7 @@ def test_steps_that_are_not_finite_may_be_left_out_but_not_too_many(monkeypatch:
     assert trainer.step(0) == {"skipped": 1} and trainer.step(1) == {"skipped": 2}
     assert moved(before, state(trainer)) == set() and trainer.optimizer.state_dict() == moments
     assert len(said) == 2 and "Meta-step 2 of npbml is left out: NaN or infinity" in said[1]
-    resumed = trainer_of(skips=2)
+    resumed = trainer_of(max_skipped=2)
     resumed.notes.update(trainer.notes)  # as a checkpoint keeps them
     monkeypatch.setattr(resumed.train, "prepare", poison)
     for late in (trainer, resumed):
@@ -339,20 +355,8 @@ def test_a_rate_that_is_far_too_high_is_told_and_the_best_state_is_kept(tmp_path
     trainer = trainer_of(lr={**RATES, "theta": 1e30})
     start = state(trainer)
     with pytest.raises(RunError, match=r"Meta-step [2-6] of npbml is not finite: .*in task \d of the batch"):
-        run_loop(loop_of(tmp_path), trainer, Observer(), {})
-    tensors, about = load_tensors(tmp_path / "checkpoint.safetensors")
+        run(tmp_path, trainer)
+    tensors, about = load_tensors(tmp_path / "npbml" / "checkpoint.safetensors")
     ((best, step),) = about["kept"]
     assert step == 0 and best >= 0
     assert all(torch.equal(tensors[f"best.0.{name}"], tensor) for name, tensor in start.items())
-
-
-def test_balanced_coverage_deals_every_class_before_any_comes_again() -> None:
-    trainer = trainer_of("maml", meta_batch=1, coverage="balanced")
-    rounds = len(trainer.train.classes) // 3
-    seen = []
-    draw = trainer.train.draw_from
-    for index in range(rounds):
-        trainer.train.draw_from = lambda *given: seen.append(given[2]) or draw(*given)  # type: ignore[method-assign]
-        trainer.step(index)
-    dealt = torch.cat(seen).flatten().tolist()
-    assert len(dealt) == len(set(dealt)) == rounds * 3

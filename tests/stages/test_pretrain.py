@@ -9,31 +9,32 @@ import pytest
 import torch
 from torch import Tensor
 
-from npbml.config import Config, override, preset
-from npbml.data.tasks import ClassSet, Task
+import npbml.data.augment as augmentation
+from npbml.data.augment import augmented
+from npbml.data.settings import AugmentSettings
+from npbml.data.tasks import ClassSet
 from npbml.errors import RunError
-from npbml.learner import ImageSpec, Learner
+from npbml.lab.protocols import preset
+from npbml.lab.schema import Config, override
+from npbml.lab.stages import scorer_config
+from npbml.learner.learner import Learner
+from npbml.learner.settings import ImageSpec
 from npbml.nets.layers import Norm
 from npbml.randomness import draw_numbers, generator, keys
-from npbml.stages.loop import Loop, Observer, run_loop
-from npbml.stages.pretrain import (
-    Pretrainer,
-    augmented,
-    learning_rate,
-    pretrain_network,
-    prototype_logits,
-    turned,
-    use_norms,
-)
-from npbml.stages.relation import relation_trainer, scorer_config, teacher
+from npbml.stages.observer import Observer
+from npbml.stages.pretrain import Pretrainer, learning_rate, pretrain_network, prototype_logits, rotated, use_norms
+from npbml.stages.scorer import EncoderTrainer, teacher
 from npbml.stages.settings import PretrainSettings
+from npbml.stages.setup import Setup
+from npbml.stages.stage import Stage, run_stage
+from npbml.tasks import Task
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {
     "ways": 3,
     "queries": 4,
     "net": {"filters": 4, "widths": [2, 2, 2, 3]},
-    "pretrain": {"steps": 10, "batch": 12, "validation_tasks": 6, "lr": 0.05},
+    "pretrain": {"steps": 10, "batch_size": 12, "validation_tasks": 6, "lr": 0.05},
 }
 
 
@@ -48,9 +49,26 @@ def easy(count: int, name: str, channels: int = 1) -> ClassSet:
     return ClassSet(images.flatten(0, 1).to(torch.uint8), counts.cumsum(0) - counts, counts, names, half, half / 2)
 
 
+def config_of(**changes: Any) -> Config:
+    return override(override(preset("quick"), SMALL), changes)
+
+
+def setup_of(config: Config) -> Setup:
+    batch_size = config.test.batch_size
+    return Setup(config.learner, config.shots, config.queries, config.seed, config.engine, CPU, batch_size)
+
+
 def pretrainer(seed: int = 0, channels: int = 1, **changes: Any) -> Pretrainer:
-    config = override(override(preset("quick"), SMALL), {"seed": seed, **changes})
-    return Pretrainer(config, easy(5, "train", channels), easy(4, "val", channels), CPU)
+    config = config_of(seed=seed, **changes)
+    return Pretrainer(setup_of(config), config.pretrain, easy(5, "train", channels), easy(4, "val", channels))
+
+
+def seen_by(trainer: Pretrainer, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """The images of a batch that is drawn from two numbers, as the network sees them; and which they are."""
+    settings = trainer.settings
+    chosen = keys(numbers[0], 12) % len(trainer.train.images)
+    images = augmented(trainer.train, settings.augment, numbers[1], size=settings.crop_size)(chosen)
+    return trainer.train.normalise(images), chosen
 
 
 def state(trainer: Pretrainer) -> dict[str, Tensor]:
@@ -86,16 +104,14 @@ def test_the_rate_is_the_one_that_the_step_takes() -> None:
     for index in (0, 4, 9):
         told = trainer.step(index)
         rates = {part["lr"] for part in trainer.optimizer.param_groups}
-        assert rates == {told["lr"]} == {learning_rate(trainer.config.pretrain, index)}
+        assert rates == {told["lr"]} == {learning_rate(trainer.settings, index)}
 
 
 def test_a_step_is_nesterov_sgd_on_the_cross_entropy_of_the_batch() -> None:
     """One step written out: decay, momentum (a buffer that is the gradient), look-ahead."""
-    trainer = pretrainer(pretrain={"weight_decay": 0.1, "momentum": 0.8})
-    settings, before = trainer.config.pretrain, state(trainer)
-    numbers = draw_numbers(generator(0, "pretrain", 0), 2)
-    chosen = keys(numbers[0], 12) % 30
-    images = augmented(trainer.train, settings.augment, numbers[1])(chosen)
+    trainer = pretrainer(pretrain={"weight_decay": 0.1})
+    before = state(trainer)
+    images, chosen = seen_by(trainer, draw_numbers(generator(0, "pretrain", 0), 2))
     logits = trainer.module.head(trainer.network(images))
     loss = -logits.log_softmax(1)[torch.arange(12), trainer.train.labels[chosen]].mean()
     names, parameters = zip(*trainer.module.named_parameters(), strict=True)
@@ -106,7 +122,7 @@ def test_a_step_is_nesterov_sgd_on_the_cross_entropy_of_the_batch() -> None:
     assert told["loss"] == pytest.approx(loss.item(), abs=1e-6)
     for name, parameter in zip(names, parameters, strict=True):
         direction = 0 if parameter not in gradients else gradients[parameter] + 0.1 * before[name]
-        expected = before[name] - told["lr"] * (1 + 0.8) * direction
+        expected = before[name] - told["lr"] * (1 + 0.9) * direction
         torch.testing.assert_close(parameter.detach(), expected, rtol=0, atol=1e-6)
 
 
@@ -154,8 +170,9 @@ def test_validation_changes_nothing_and_asks_the_same_tasks() -> None:
     assert {part.mode for part in trainer.module.modules() if isinstance(part, Norm)} == {"track"}
 
 
-def test_pretraining_learns_classes_that_are_easy() -> None:
-    gently = {"crop_scale_low": 0.9, "jitter": 0.1}
+def test_pretraining_learns_classes_that_are_easy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(augmentation, "_JITTER", 0.1)
+    gently = {"crop_scale_low": 0.9}
     trainer = pretrainer(pretrain={**SMALL["pretrain"], "steps": 80, "lr": 0.1, "augment": gently})
     losses = [trainer.step(index)["loss"] for index in range(80)]
     assert losses[0] == pytest.approx(torch.tensor(5.0).log().item(), abs=0.02)
@@ -207,7 +224,7 @@ def test_prototypes_are_the_class_means_of_one_batch_or_of_two(norm: str) -> Non
     trainer = pretrainer(net={**SMALL["net"], "stem_norm": norm, "tail_norm": norm})
     trainer.step(0)
     network = trainer.network.double()
-    use_norms(network, trainer.config)
+    use_norms(network, trainer.setup.learner)
     batch = trainer.val.sample(1, 3, 2, 3, generator(0, "task"))
     task = Task(*(part[0].double() if part.is_floating_point() else part[0] for part in batch))
     with torch.no_grad():
@@ -222,7 +239,7 @@ def test_prototypes_are_the_class_means_of_one_batch_or_of_two(norm: str) -> Non
 
 def test_shuffled_support_has_the_same_prototypes() -> None:
     trainer = pretrainer(net={**SMALL["net"], "stem_norm": "running", "tail_norm": "running"})
-    use_norms(trainer.network, trainer.config)
+    use_norms(trainer.network, trainer.setup.learner)
     task = Task(*(part[0] for part in trainer.val.sample(1, 3, 2, 3, generator(0, "task"))))
     order = torch.tensor([5, 0, 3, 1, 4, 2])
     mixed = task._replace(support_images=task.support_images[order], support_labels=task.support_labels[order])
@@ -240,9 +257,9 @@ def test_a_learner_that_takes_the_encoder_embeds_as_it_does(backbone: str, affin
     trainer = pretrainer(backbone=backbone, net=net, film={"enabled": False}, warp={"kind": "fixed"})
     for index in range(2):
         trainer.step(index)
-    learner = Learner(trainer.config, ImageSpec(1, 16, (0.5,), (0.25,)), seed=9)
+    learner = Learner(trainer.setup.learner, ImageSpec(1, 16, (0.5,), (0.25,)), seed=9)
     learner.take_pretrained(trainer.result())
-    use_norms(trainer.network, trainer.config)
+    use_norms(trainer.network, trainer.setup.learner)
     images = trainer.val.batch(torch.arange(10))
     with torch.no_grad():
         assert torch.equal(learner.network(images), trainer.network(images))
@@ -250,23 +267,24 @@ def test_a_learner_that_takes_the_encoder_embeds_as_it_does(backbone: str, affin
 
 def test_an_encoder_of_another_size_is_refused() -> None:
     trainer = pretrainer()
-    config = override(trainer.config, {"net": {"filters": 5}})
+    config = config_of(net={"filters": 5})
     with pytest.raises(RunError, match="does not fit this network"):
-        Learner(config, ImageSpec(1, 16, (0.5,), (0.25,))).take_pretrained(trainer.result())
+        Learner(config.learner, ImageSpec(1, 16, (0.5,), (0.25,))).take_pretrained(trainer.result())
 
 
 def test_pretraining_without_the_warp_unit_has_none() -> None:
     def names(config: Config) -> set[str]:
-        return set(pretrain_network(config, ImageSpec(1, 16, (0.5,), (0.25,))).state_dict())
+        images = ImageSpec(1, 16, (0.5,), (0.25,))
+        return set(pretrain_network(config.learner, config.pretrain, images).state_dict())
 
-    config = override(preset("quick"), SMALL)
+    config = config_of()
     without = names(override(config, {"pretrain": {"warp": False}}))
     assert not any(".warp." in name for name in without)
     assert {name for name in names(config) if ".warp." not in name} == without
     assert not any("film" in name for name in names(config))
 
 
-def test_augmentation_is_of_the_training_classes_and_by_the_generator() -> None:
+def test_augmentation_is_of_the_training_classes_and_by_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     classes, settings = easy(3, "train", channels=3), PretrainSettings().augment
     indices = torch.tensor([[0, 7], [11, 7]])
     numbers = [draw_numbers(generator(seed, "look"))[0] for seed in (0, 0, 1)]
@@ -277,25 +295,22 @@ def test_augmentation_is_of_the_training_classes_and_by_the_generator() -> None:
     assert torch.equal(again(indices), look[0]) and not torch.equal(
         again(indices), look[0]
     )  # each call draws anew
-    plain = override(Config(), {"pretrain": {"augment": {"crop_scale_low": 1.0, "jitter": 0.0, "flip": False}}})
-    still = augmented(classes, plain.pretrain.augment, numbers[0])(indices)
-    torch.testing.assert_close(still, classes.batch(indices), rtol=0, atol=1e-4)
+    monkeypatch.setattr(augmentation, "_JITTER", 0.0)
+    still = augmented(classes, AugmentSettings(crop_scale_low=1.0, flip=False), numbers[0])(indices)
+    torch.testing.assert_close(classes.normalise(still), classes.batch(indices), rtol=0, atol=1e-4)
 
 
 def test_the_encoder_learns_from_crops_of_the_size_that_is_asked_for() -> None:
     trainer = pretrainer(pretrain={"crop_size": 24})
     numbers = draw_numbers(generator(0), 2)
-    chosen = keys(numbers[0], 12) % len(trainer.train.images)
-    seen = augmented(trainer.train, trainer.config.pretrain.augment, numbers[1], size=24)(chosen)
+    seen, chosen = seen_by(trainer, numbers)
     assert seen.shape == (12, 1, 24, 24)
     expected = torch.nn.functional.cross_entropy(trainer.module(seen), trainer.labels[chosen])
     torch.testing.assert_close(trainer._gradient(numbers)[0], expected)
 
 
 def test_what_scores_has_crops_of_its_own_size() -> None:
-    config = override(
-        override(preset("quick"), SMALL), {"pretrain": {"crop_size": 20}, "relation": {"crop_size": 24}}
-    )
+    config = config_of(pretrain={"crop_size": 20}, scorer_training={"crop_size": 24})
     assert scorer_config(config).pretrain.crop_size == 24 and config.pretrain.crop_size == 20
 
 
@@ -309,7 +324,7 @@ def test_colour_and_grey_pictures_are_both_taken() -> None:
 
 def test_a_step_in_colour_asks_the_host_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor made of numbers comes from the host, and a CUDA graph cannot record that."""
-    trainer = pretrainer(channels=3, pretrain={"turns": True})
+    trainer = pretrainer(channels=3, pretrain={"rotations": True})
     numbers = draw_numbers(generator(0), 2)
 
     def refuse(*_: object, **__: object) -> None:
@@ -321,9 +336,9 @@ def test_a_step_in_colour_asks_the_host_for_nothing(monkeypatch: pytest.MonkeyPa
     assert trainer._gradient(numbers)[0].isfinite()
 
 
-def test_images_are_turned_by_quarters() -> None:
+def test_images_are_rotated_by_quarters() -> None:
     image = torch.tensor([[1, 2], [3, 4]]).expand(5, 1, 2, 2)
-    found = turned(image, torch.tensor([0, 1, 2, 3, 1]))
+    found = rotated(image, torch.tensor([0, 1, 2, 3, 1]))
     assert found[:, 0].tolist() == [
         [[1, 2], [3, 4]],
         [[2, 4], [1, 3]],
@@ -333,13 +348,12 @@ def test_images_are_turned_by_quarters() -> None:
     ]
 
 
-def test_each_turn_of_a_class_is_a_class() -> None:
-    """The loss is that of telling image and turn at once; without turns, of the classes alone."""
-    trainer, plain = pretrainer(pretrain={"turns": True}), pretrainer()
+def test_each_rotation_of_a_class_is_a_class() -> None:
+    """The loss is that of telling class and rotation at once; without rotations, of the classes alone."""
+    trainer, plain = pretrainer(pretrain={"rotations": True}), pretrainer()
     assert trainer.module.head.out_features == 4 * plain.module.head.out_features
     numbers = draw_numbers(generator(0), 2)
-    chosen = keys(numbers[0], 12) % len(trainer.train.images)
-    seen = augmented(trainer.train, trainer.config.pretrain.augment, numbers[1])(chosen)
+    seen, chosen = seen_by(trainer, numbers)
     turns = [place % 4 for place in range(12)]
     seen = torch.stack([image.rot90(turn, (1, 2)) for image, turn in zip(seen, turns, strict=True)])
     logits = trainer.module.head(trainer.network(seen))
@@ -348,21 +362,20 @@ def test_each_turn_of_a_class_is_a_class() -> None:
     torch.testing.assert_close(trainer._gradient(numbers)[0], expected)
 
 
-def taught() -> Pretrainer:
+def distilled() -> Pretrainer:
     """A pre-trainer whose teacher is a network of another kind, with weights of its own."""
-    config = override(override(preset("quick"), SMALL), {"relation": {"kind": "encoder", "widths": [3, 4]}})
-    sets = easy(5, "train"), easy(4, "val")
-    known = teacher(config, sets[0])
-    known.load_state_dict(relation_trainer(config, *sets, CPU).result())
-    return Pretrainer(config, *sets, CPU, teacher=known)
+    config = config_of(scorer={"kind": "encoder", "widths": [3, 4]})
+    sets, scoring = (easy(5, "train"), easy(4, "val")), scorer_config(config)
+    known = teacher(setup_of(scoring), scoring.pretrain, sets[0])
+    known.load_state_dict(EncoderTrainer(setup_of(scoring), scoring.pretrain, *sets, "relation").result())
+    return Pretrainer(setup_of(config), config.pretrain, *sets, teacher=known)
 
 
-def test_a_taught_encoder_learns_from_predictions_and_labels_alike() -> None:
-    trainer = taught()
+def test_a_distilled_encoder_learns_from_predictions_and_labels_alike() -> None:
+    trainer = distilled()
     assert trainer.teacher is not None and not list(trainer.teacher.parameters())
     numbers = draw_numbers(generator(0), 2)
-    chosen = keys(numbers[0], 12) % len(trainer.train.images)
-    seen = augmented(trainer.train, trainer.config.pretrain.augment, numbers[1])(chosen)
+    seen, chosen = seen_by(trainer, numbers)
     mine, known = trainer.module(seen), trainer.teacher(seen)
     assert mine.shape == known.shape
     soft, wanted = (mine / 4).log_softmax(1), (known / 4).softmax(1)
@@ -374,7 +387,7 @@ def test_a_taught_encoder_learns_from_predictions_and_labels_alike() -> None:
     assert not moved(before, trainer.teacher.state_dict())
 
 
-def test_a_taught_encoder_goes_on_after_a_stop_to_the_same_bits(tmp_path: Path) -> None:
+def test_a_distilled_encoder_goes_on_after_a_stop_to_the_same_bits(tmp_path: Path) -> None:
     class Killed(Exception):
         pass
 
@@ -384,8 +397,9 @@ def test_a_taught_encoder_goes_on_after_a_stop_to_the_same_bits(tmp_path: Path) 
                 raise Killed
 
     def train(folder: Path, observer: Observer) -> dict[str, Tensor]:
-        trainer = taught()
-        run_loop(Loop("pretrain", folder, "network", 4, 2, 0.0, "same"), trainer, observer, {})
+        trainer = distilled()
+        stage = Stage("pretrain", "network", "same", (), "pretrain", 4, 2, lambda: trainer)
+        run_stage(stage, folder, observer, {}, 0.0)
         return state(trainer)
 
     whole = train(tmp_path / "whole", Observer())

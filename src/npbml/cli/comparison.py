@@ -2,25 +2,26 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from npbml.cli.options import Asked, Options, method_name, peek, read_settings
+from npbml.cli.arguments import Arguments
+from npbml.cli.options import Asked, Options, method_name, read_settings
 from npbml.cli.screen import console, say
-from npbml.cli.stages import announce, prepare_for, test_method
-from npbml.config import Config
-from npbml.engine.distributed import by_first, check_share
+from npbml.cli.stages import announce, test_method
 from npbml.errors import RunError, SettingError
-from npbml.files import write_json
-from npbml.methods import BUILT_IN, RECIPES, find_recipe
-from npbml.report.comparison import comparison_rows, comparison_table
+from npbml.json_files import write_json
+from npbml.lab.run_folder import read_config
+from npbml.lab.schema import Config, override
+from npbml.lab.stages import PRETRAIN
+from npbml.methods import find_recipe, trained_methods, trains
+from npbml.parts import METHODS
 from npbml.report.terminal import Terminal
-from npbml.run_folder import read_config
-from npbml.runs import Run
-from npbml.settings import setting
+from npbml.settings import flat, setting, to_dict
+
+if TYPE_CHECKING:  # it imports torch, which a refused command does without
+    from npbml.lab.pipeline import Pipeline
 
 # What decides the test tasks: methods with another of these cannot be compared task by task.
 SAME = ("dataset", "ways", "shots", "queries", "seed", "image_size")
@@ -32,15 +33,16 @@ class CompareOptions(Options):
 
     methods: tuple[str, ...] = setting(())
     """Names, or files of recipes, with commas between; or all. The others are measured against the first."""
-    # They are for the other commands: here `methods` stands in their place.
-    method: tyro.conf.Suppress[str] = setting("npbml")
-    baselines: tyro.conf.Suppress[tuple[str, ...]] = setting(())
 
 
 def compare(arguments: list[str]) -> None:
     """Meta-train several methods under one protocol, test them on the same tasks and set them side by side."""
     folder, asked = read_comparison(arguments)
     check_comparison(asked)
+    from npbml.engine.distributed import check_share, on_rank_zero
+    from npbml.lab.pipeline import Pipeline
+    from npbml.report.comparison import comparison_rows
+
     check_share("train.meta_batch", min(one.config.meta_batch for one in asked.values()))
     members: dict[Path, list[str]] = {}
     for method, one in asked.items():
@@ -51,19 +53,24 @@ def compare(arguments: list[str]) -> None:
     outcome = Outcome()
     with terminal:
         for place, methods in members.items():
-            work = Run.start(place, asked[methods[0]].config, terminal)
+            work = Pipeline.start(place, asked[methods[0]].config, terminal)
             announce(work)
-            with work.locked():
+            with work.at_work():
                 _train_and_test(work, terminal, methods, outcome)
-    by_first(lambda: _show(folder, comparison_rows(list(asked), outcome.records, outcome.failed, outcome.files)))
+    on_rank_zero(
+        lambda: _show(folder, comparison_rows(list(asked), outcome.records, outcome.failed, outcome.files))
+    )
     if outcome.failed:
         raise RunError(f"{len(outcome.failed)} of {len(asked)} methods failed: {', '.join(outcome.failed)}.")
 
 
 def _begin(place: Path, configs: list[Config]) -> None:
     """Begin a run, or refuse it for the sake of any of its methods, before the first is trained."""
-    by_first(lambda: Run(place, configs[0]).check_sizes(config.method for config in configs))
-    Run.start(place, configs[0])
+    from npbml.engine.distributed import on_rank_zero
+    from npbml.lab.pipeline import Pipeline
+
+    on_rank_zero(lambda: Pipeline(place, configs[0]).check_sizes(config.method for config in configs))
+    Pipeline.start(place, configs[0])
 
 
 @dataclass
@@ -84,23 +91,27 @@ class Outcome:
             terminal.failed(method)
 
 
-def _train_and_test(work: Run, terminal: Terminal, methods: list[str], outcome: Outcome) -> None:
+def _train_and_test(work: "Pipeline", terminal: Terminal, methods: list[str], outcome: Outcome) -> None:
     """Train and test the methods of one run, and test prototypes where methods share an encoder."""
     alone = work.config.protocol == "published"  # with an encoder of its own
+    needs = work.needs(methods)
     with outcome.attempt(methods[0], terminal) if alone else nullcontext():
-        prepare_for(work, methods)
+        for stage in needs:
+            work.run(stage)
     for method in methods:
         if method not in outcome.failed:
             with outcome.attempt(method, terminal):
-                work.train(method)
-    shared = not alone and "pretrain" in work.needs(methods)
-    for method in [*(m for m in methods if m not in outcome.failed), *["prototypes"] * shared]:
+                work.run(method)
+    untrained = [name for name in METHODS if not trains(name)] if not alone and PRETRAIN.name in needs else []
+    for method in [*(m for m in methods if m not in outcome.failed), *untrained]:
         with outcome.attempt(method, terminal):
             outcome.records[method] = test_method(work, terminal, method)
             outcome.files[method] = work.folder / method / "test.json"
 
 
 def _show(folder: Path, rows: list[dict[str, Any]]) -> None:
+    from npbml.report.comparison import comparison_table
+
     write_json(folder / "comparison.json", rows)
     console.print(comparison_table(rows))
     for row in rows:
@@ -109,7 +120,7 @@ def _show(folder: Path, rows: list[dict[str, Any]]) -> None:
     say(f"results: {folder / 'comparison.json'}")
     if any("step_ms" in row for row in rows):
         from npbml.report.comparison_picture import draw_comparison  # matplotlib is slow to load
-        from npbml.report.pictures import save
+        from npbml.report.drawing import save
 
         path = folder / "pictures" / "comparison.png"
         save(draw_comparison(rows), path)
@@ -121,12 +132,13 @@ def read_comparison(arguments: list[str]) -> tuple[Path, dict[str, Asked]]:
 
     Under the published protocol each method has a run of its own, below that folder; else they share one.
     """
-    given = peek(arguments, ("run", "method"))
-    if "method" in given:
-        raise SettingError("npbml compare takes --methods, with commas between them, and no --method.")
-    methods, protocol = compared(arguments), "common"
-    if given.get("run"):
-        place = Path(given["run"])
+    given = Arguments(arguments)
+    for name in ("method", "baselines"):
+        if name in given.names:
+            raise SettingError(f"npbml compare takes --methods, with commas between them, and no --{name}.")
+    methods, protocol = compared(given), "common"
+    if run := given.get("run"):
+        place = Path(run)
         below = [path.parent for path in place.glob("*/config.json")]
         protocol = "published" if below else protocol
         for begun in [place, *below] if (place / "config.json").exists() else below:
@@ -139,7 +151,7 @@ def read_comparison(arguments: list[str]) -> tuple[Path, dict[str, Asked]]:
 
     asked = read(methods[0])
     if asked.config.protocol != "published":
-        return asked.folder, {m: asked._replace(config=replace(asked.config, method=m)) for m in methods}
+        return asked.folder, {m: asked._replace(config=override(asked.config, {"method": m})) for m in methods}
     if not given.get("run"):
         folder = asked.folder.with_name(f"compare-{asked.folder.name}")
     elif (asked.folder / "config.json").exists():
@@ -152,32 +164,18 @@ def read_comparison(arguments: list[str]) -> tuple[Path, dict[str, Asked]]:
     return folder, {method: read(method, folder / method) for method in methods}
 
 
-def compared(arguments: list[str]) -> list[str]:
-    """The methods that --methods names, each once; prototypes need no name, and every method but the one with
-    the defects of the reference code is `all`."""
-    names = [name.strip() for word in _words(arguments) for name in word.split(",") if name.strip()]
-    every = [name for name in RECIPES if name in BUILT_IN and name != "npbml-quirks"]
-    methods = [method_name(given) for name in names for given in (every if name == "all" else [name])]
-    methods = [method for method in dict.fromkeys(methods) if method != "prototypes"]
+def compared(given: Arguments) -> list[str]:
+    """The methods that --methods names, each once; those that train nothing need no name, and every method but the
+    one with the defects of the reference code is `all`."""
+    every = [name for name in trained_methods() if METHODS.part(name).built_in and name != "npbml-quirks"]
+    names = given.listed("methods")
+    methods = [method_name(word) for name in names for word in (every if name == "all" else [name])]
+    methods = [name for name in dict.fromkeys(methods) if name not in METHODS or trains(name)]
     if methods:
         return methods
-    if {"-h", "--help"} & set(arguments):
+    if given.asks_help:
         return ["npbml"]
     raise SettingError("Say what to compare: --methods maml,npbml or --methods all. `npbml methods` lists them.")
-
-
-def _words(arguments: list[str]) -> list[str]:
-    """What follows --methods."""
-    words: list[str] = []
-    taken = False
-    for argument in arguments:
-        option, equals, value = argument.partition("=")
-        if argument.startswith("-"):
-            taken = option == "--methods"
-            words += [value] if taken and equals else []
-        elif taken:
-            words.append(argument)
-    return words
 
 
 def check_comparison(asked: dict[str, Asked]) -> None:
@@ -195,7 +193,7 @@ def check_comparison(asked: dict[str, Asked]) -> None:
     first = next(iter(asked.values()))
     for one in asked.values():
         for name in SAME:
-            mine, theirs = getattr(one.config, name), getattr(first.config, name)
+            mine, theirs = (asked_for[name] for asked_for in (flat(to_dict(c.config)) for c in (one, first)))
             if mine != theirs:
                 raise RunError(
                     f"{one.folder} has {name}={mine}, but {first.folder} has {name}={theirs}: methods are "

@@ -9,11 +9,6 @@ import tyro
 
 from npbml.cli.options import Nothing, parse
 from npbml.cli.screen import console, list_commands, say
-from npbml.data.check import check as check_store
-from npbml.data.prepare import LAYOUTS, prepare
-from npbml.data.sets import open_dataset, prepared
-from npbml.data.show import contact_sheet
-from npbml.data.store import SPLITS, data_root
 from npbml.errors import SettingError
 from npbml.report.terminal import Terminal
 
@@ -75,6 +70,9 @@ def data(arguments: list[str]) -> None:
 def data_prepare(arguments: list[str]) -> None:
     """Make a data set of what you have downloaded, or of a folder of your own pictures."""
     options = parse(PrepareOptions, "data prepare", data_prepare, arguments)
+    from npbml.data.prepare import prepare
+    from npbml.data.store import SPLITS
+
     terminal = Terminal(console)
     with terminal, terminal.counting("classes", 1) as tick:
         store = prepare(
@@ -92,7 +90,10 @@ def data_prepare(arguments: list[str]) -> None:
 def data_check(arguments: list[str]) -> None:
     """Verify a data set: its bytes, its classes and counts against the published ones, and duplicates."""
     options = parse(CheckOptions, "data check", data_check, arguments)
-    report = check_store(open_dataset(options.name))
+    from npbml.data.check import check
+    from npbml.data.sets import open_dataset
+
+    report = check(open_dataset(options.name))
     for line in report.lines:
         say(line)
     if not report.ok:
@@ -102,6 +103,9 @@ def data_check(arguments: list[str]) -> None:
 def data_show(arguments: list[str]) -> None:
     """Draw a contact sheet of a data set."""
     options = parse(ShowOptions, "data show", data_show, arguments)
+    from npbml.data.sets import open_dataset
+    from npbml.data.show import contact_sheet
+
     sheet = contact_sheet(open_dataset(options.name), options.split, options.classes, options.images, options.seed)
     path = Path(options.out or f"{Path(options.name).name}-{options.split}.png")
     sheet.save(path)
@@ -111,6 +115,10 @@ def data_show(arguments: list[str]) -> None:
 def data_list(arguments: list[str]) -> None:
     """List the data sets that are there, and what the benchmarks are made of."""
     parse(Nothing, "data list", data_list, arguments)
+    from npbml.data.prepare import LAYOUTS
+    from npbml.data.sets import prepared
+    from npbml.data.store import data_root
+
     say(f"in {data_root()}: {', '.join(['glyphs', *prepared()])}")
     for name, layouts in LAYOUTS.items():
         console.print(f"{name}: {layouts}", markup=False)

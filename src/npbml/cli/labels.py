@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import npbml
 from npbml.cli.options import method_name, parse
 from npbml.cli.screen import console
-from npbml.data.folder import read_class_folders, read_pictures
 from npbml.report.terminal import labels_table
 
 
@@ -29,10 +27,14 @@ class ClassifyOptions:
 def classify(arguments: list[str]) -> None:
     """Label your own pictures with a meta-trained learner and a few labelled examples."""
     options = parse(ClassifyOptions, "classify", classify, arguments)
+    from npbml.catalogue import load
+    from npbml.classifier import FewShotClassifier
+    from npbml.data.folder import read_class_folders, read_pictures
+
     labelled, unlabelled = read_class_folders(Path(options.support)), read_pictures(Path(options.query))
-    learner = npbml.load(options.run, options.method and method_name(options.method), options.device)
+    learner = load(options.run, options.method and method_name(options.method), options.device)
     pictures = [picture for members in labelled.values() for picture in members]
     labels = [name for name, members in labelled.items() for _ in members]
-    classifier = npbml.FewShotClassifier(learner).fit(pictures, labels)
+    classifier = FewShotClassifier(learner).fit(pictures, labels)
     probabilities = classifier.predict_proba(list(unlabelled.values()))
     console.print(labels_table(list(unlabelled), list(classifier.classes_), probabilities))

@@ -5,13 +5,15 @@ from typing import Annotated
 
 import tyro
 
-from npbml.cli.options import method_name, parse, read_configuration
+from npbml.cli.options import Nothing, method_name, parse, read_configuration
 from npbml.cli.screen import console
-from npbml.config import Config, flat, method_config, preset
-from npbml.methods import RECIPES, Cell, find_recipe
-from npbml.report.methods import method_page, method_words, methods_table
+from npbml.lab.protocols import preset
+from npbml.lab.schema import Config, method_config
+from npbml.methods import Cell, find_recipe, trained_methods, trains
+from npbml.parts import BACKBONES, DATASETS, HEADS, LOSS_TERMS, METHODS, PRECONDITIONERS, SCORERS
+from npbml.report.methods import method_page, method_words, methods_table, parts_table
 from npbml.report.terminal import settings_table
-from npbml.settings import describe
+from npbml.settings import describe, flat
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,13 @@ def methods(arguments: list[str]) -> None:
     """List the methods that can be trained: what they learn, adapt and minimise. With a name, show one of them."""
     options = parse(MethodsOptions, "methods", methods, arguments)
     if options.name is None:
-        console.print(methods_table({name: _words(name) for name in RECIPES}))
+        console.print(methods_table({name: _words(name) for name in trained_methods()}))
         console.print("\nThis is the common protocol; `npbml methods NAME` shows the settings of one method.")
         return
     name = method_name(options.name)
+    if not trains(name):
+        console.print(f"{name}: {find_recipe(name).summary}")
+        return
     recipe, cell = find_recipe(name), Cell(options.dataset, options.backbone, options.shots)
     where = f"{cell.dataset}, {cell.backbone}, {cell.shots} {'shot' if cell.shots == 1 else 'shots'}"
     tables = {
@@ -45,9 +50,16 @@ def methods(arguments: list[str]) -> None:
     console.print(method_page(name, recipe.summary, _words(name), tables))
 
 
+def parts(arguments: list[str]) -> None:
+    """List the parts that methods and runs are made of, by name: built-in ones and those of plugins."""
+    parse(Nothing, "parts", parts, arguments)
+    for registry in (METHODS, BACKBONES, HEADS, LOSS_TERMS, PRECONDITIONERS, SCORERS, DATASETS):
+        console.print(parts_table(registry))
+
+
 def _words(method: str) -> dict[str, str]:
     """Under the common protocol, where methods differ in the rule alone."""
-    return method_words(method_config(preset("common", method=method), method))
+    return method_words(method_config(preset("common", method=method), method).learner)
 
 
 def settings(arguments: list[str]) -> None:

@@ -1,35 +1,52 @@
 """What the arguments of a command ask for: settings, methods and run folders."""
 
-import dataclasses
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from npbml.cli.screen import Command
-from npbml.config import (
-    Config,
-    check_config,
-    flat,
-    override,
-    preset,
-    read_file,
-    read_recipe,
-    refuse_contradiction,
-)
-from npbml.errors import SettingError
-from npbml.run_folder import read_config
-from npbml.settings import describe, setting
+from npbml.cli.arguments import Arguments
+from npbml.cli.screen import Command, note
+from npbml.lab.protocols import preset
+from npbml.lab.run_folder import read_config
+from npbml.lab.schema import Config, check_config, override, read_file, read_recipe, refuse_contradiction
+from npbml.methods import REMOVED
+from npbml.parts import MethodName
+from npbml.registry import PartName
+from npbml.settings import flat, from_old_names, leaves, setting
 
 T = TypeVar("T")
+NAMES = ConstructorRegistry()
+
+
+@NAMES.primitive_rule
+def _part_name(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[str] | None:
+    """A setting that takes the name of a part lists the names there are, those of plugins too."""
+    if not (isinstance(info.type, type) and issubclass(info.type, PartName)):
+        return None
+    kind, registry = info.type, info.type.registry
+
+    def read(words: list[str]) -> str:
+        if not kind.other and words[0] not in registry:
+            raise ValueError(registry.unknown(words[0]))
+        return words[0]
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="{" + ",".join(registry) + "}" + (f"|{kind.other}" if kind.other else ""),
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 @dataclass(frozen=True)
-class Options(Config):
+class Options:
     """Where a run is kept and its settings."""
 
+    settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
     run: str | None = setting(None)
     """The run folder, new or to be continued. A name made of the settings, below runs/, if not given."""
     config: str | None = setting(None)
@@ -52,13 +69,11 @@ class Asked(NamedTuple):
         """Refuse settings that are out of range or at odds with each other or with the method."""
         check_config(self.config)
         refuse_contradiction(self.config, self.named)
-        if self.config.dataset == "sinusoid" and "prototypes" in self.config.baselines:
-            raise SettingError("Prototypes stand for classes, and sinusoid has none: leave them out of baselines.")
 
 
 def parse(kind: type[T], name: str, command: Command, arguments: list[str]) -> T:
     """The options of a command that has few."""
-    return tyro.cli(kind, prog=f"npbml {name}", description=command.__doc__, args=arguments)
+    return tyro.cli(kind, prog=f"npbml {name}", description=command.__doc__, args=arguments, registry=NAMES)
 
 
 def read_settings(
@@ -75,31 +90,50 @@ def read_settings(
     the protocol's defaults; so the places it may come from are read first. `protocol` is that of a new run if
     none is asked for; a `method` and a `folder` stand in the place of those of the arguments.
     """
-    first = peek(arguments, ("run", "config", "protocol", "dataset", "backbone", "method", "shots"))
-    file = read_file(Path(first["config"])) if first.get("config") else {}
-    names = {"protocol": protocol, **file, **first, **({"method": method} if method else {})}
-    if "method" in names:
-        names["method"] = method_name(str(names["method"]))
-    place = folder or (Path(first["run"]) if first.get("run") else None)
-    config = read_config(place) if place and (place / "config.json").exists() else _defaults(names)
+    given = Arguments(arguments).renamed(_renamed_options(arguments))
+    place = folder or (Path(run) if (run := given.get("run")) else None)
+    file = read_settings_file(Path(path)) if (path := given.get("config")) else {}
+    config = read_config(place, note) if place and (place / "config.json").exists() else None
+    if config is None:
+        config = _defaults(given, {"protocol": protocol, **file}, method)
     config = override(config, file)
     options = tyro.cli(
         kind,
         prog=f"npbml {command.__name__}",
         description=command.__doc__,
-        default=kind(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Config)}),
-        args=[_spelt(argument) for argument in arguments],
+        default=kind(settings=config),
+        args=[_spelt(word) for word in given.words],
         config=(tyro.conf.FlagConversionOff,),
+        registry=NAMES,
     )
-    config = Config(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Config)})
+    baselines = [name for names in options.settings.baselines for name in names.split(",") if name]
     config = replace(
-        config,
-        method=method or method_name(config.method),
-        baselines=tuple(method_name(name) for names in config.baselines for name in names.split(",") if name),
+        options.settings,
+        method=MethodName(method or method_name(options.settings.method)),
+        baselines=tuple(map(method_name, baselines)),
     )
-    words = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"}
-    named = {name: value for name, _, value in describe(Config, config) if name in words}
+    named = {leaf.name: leaf.value for leaf in leaves(config) if leaf.name in given.names}
     return Asked(config, place or Path("runs") / run_name(config), {**flat(file), **named})
+
+
+def read_settings_file(path: Path) -> dict[str, Any]:
+    """The settings of a file, by today's names."""
+    told: list[str] = []
+    tables = from_old_names(Config, read_file(path), REMOVED, told.append)
+    for words in told:
+        note(f"{path}: {words}")
+    return tables
+
+
+def _renamed_options(arguments: list[str]) -> dict[str, str]:
+    """Options that version 0.1 had under other names; they are understood, and the user is told."""
+    given = Arguments(arguments).names
+    names = {leaf.old_name: leaf.name for leaf in leaves(Config())}
+    today = set(names.values())
+    found = {old: new for old, new in names.items() if old in given and old not in today}
+    for old, new in found.items():
+        note(f"The setting {old} is called {new} now.")
+    return found
 
 
 def read_configuration(command: Command, arguments: list[str]) -> Asked:
@@ -114,46 +148,25 @@ def method_name(text: str) -> str:
     return read_recipe(Path(text)) if text.endswith((".toml", ".json")) else text
 
 
-def _defaults(names: dict[str, Any]) -> Config:
+def _defaults(given: Arguments, names: dict[str, Any], method: str | None) -> Config:
     """The preset that the names of a protocol, a data set, a backbone, a method and a number of shots choose."""
     usual = Config()
-    words = {
-        key: str(names.get(key, getattr(usual, key))) for key in ("protocol", "dataset", "backbone", "method")
-    }
-    shots = str(names.get("shots", usual.shots))
-    return preset(**words, shots=int(shots) if shots.isdigit() else usual.shots)
+    keys = {"protocol": usual.protocol, "dataset": usual.dataset, "backbone": usual.learner.backbone}
+    words = {key: str(given.get(key) or names.get(key, default)) for key, default in keys.items()}
+    chosen = method or method_name(str(given.get("method") or names.get("method", usual.method)))
+    shots = str(given.get("shots") or names.get("shots", usual.shots))
+    return preset(**words, method=chosen, shots=int(shots) if shots.isdigit() else usual.shots)
 
 
 def run_name(config: Config) -> str:
     """The run folder's name where none is given."""
-    task = f"{config.ways}way-{config.shots}shot" if config.target == "classes" else f"{config.shots}shot"
+    learner = config.learner
+    task = f"{learner.ways}way-{config.shots}shot" if learner.target == "classes" else f"{config.shots}shot"
     data = Path(config.dataset).name or "pictures"
-    return f"{data}-{config.backbone}-{task}-{config.protocol}-seed{config.seed}"
+    return f"{data}-{learner.backbone}-{task}-{config.protocol}-seed{config.seed}"
 
 
-def peek(arguments: list[str], names: Iterable[str]) -> dict[str, str]:
-    """The values of a few options, before the others can be read."""
-    found: dict[str, str] = {}
-    for place, argument in enumerate(arguments):
-        option, equals, value = argument.partition("=")
-        name = option.removeprefix("--")
-        if option.startswith("--") and name in names:
-            if equals:
-                found[name] = value
-            elif place + 1 < len(arguments):
-                found[name] = arguments[place + 1]
-    return found
-
-
-def without(arguments: list[str], name: str) -> list[str]:
-    """The arguments less an option and its value."""
-    if f"--{name}" in arguments:
-        place = arguments.index(f"--{name}")
-        return arguments[:place] + arguments[place + 2 :]
-    return [argument for argument in arguments if not argument.startswith(f"--{name}=")]
-
-
-def _spelt(argument: str) -> str:
+def _spelt(word: str) -> str:
     """true and false as Python spells them: a file, and the list of settings, spell them in lower case."""
-    option, equals, value = argument.rpartition("=")
-    return f"{option}{equals}{value.capitalize()}" if value in ("true", "false") else argument
+    option, equals, value = word.rpartition("=")
+    return f"{option}{equals}{value.capitalize()}" if value in ("true", "false") else word

@@ -1,13 +1,9 @@
 """Where the commands write."""
 
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 from rich.table import Table
-
-from npbml.engine.distributed import world
 
 Command = Callable[[list[str]], None]
 
@@ -20,14 +16,9 @@ def say(text: str) -> None:
     console.print(text, markup=False, soft_wrap=True)
 
 
-@contextmanager
-def one_speaks() -> Iterator[None]:
-    """Of several ranks, have the first alone write to the screen."""
-    if world()[0] == 0:
-        yield
-        return
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        yield
+def note(text: str) -> None:
+    """A remark beside what a command prints."""
+    errors.print(f"npbml: {text}", markup=False, soft_wrap=True)
 
 
 def list_commands(commands: Mapping[str, Command]) -> None:

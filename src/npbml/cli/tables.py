@@ -3,25 +3,26 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from npbml.cli.options import Asked, parse, peek, read_settings
+from npbml.cli.arguments import Arguments
+from npbml.cli.options import Asked, parse, read_settings
 from npbml.cli.screen import console, say
-from npbml.cli.stages import announce, prepare_for, test_method
-from npbml.data.sets import BENCHMARKS, prepared
-from npbml.engine.distributed import by_first, check_share
+from npbml.cli.stages import announce, test_method
 from npbml.errors import DataError, RunError, SettingError
-from npbml.files import write_whole
-from npbml.methods import RECIPES, merged
-from npbml.report.paper import TableCell, paper_tables
-from npbml.report.tables import html, lines_of, markdown, mean, notes, plain_table, terminal_table, terminal_tables
+from npbml.json_files import write_whole
+from npbml.lab.paper import TableCell, paper_tables
+from npbml.lab.reproduce import Job, Result, grouped_by_folder, plan, read_result, read_results
+from npbml.parts import METHODS
+from npbml.report.tables import lines_of, markdown, mean, notes, plain_table, terminal_table, terminal_tables
 from npbml.report.terminal import Terminal
-from npbml.reproduce import Job, Result, plan, read_result, read_results, together
-from npbml.runs import Run
+from npbml.settings import nested
+
+if TYPE_CHECKING:  # it imports torch, which a refused command does without
+    from npbml.lab.pipeline import Pipeline
 
 # What says which cells, and the option for it.
 CHOICES: dict[str, Callable[[TableCell], str]] = {
@@ -74,9 +75,8 @@ def reproduce(arguments: list[str]) -> None:
     if options.list or not any(map(options.words, (*CHOICES, "seeds"))):
         _show_cells(name, cells, protocol, Path(options.results))
         return
-    settings = merged(*(_nested(setting, value) for setting, value in named.items()))
     folders = Path(options.runs), Path(options.results)
-    jobs = [plan(cell, protocol, seed, settings, *folders) for seed in seeds_of(options) for cell in cells]
+    jobs = [plan(cell, protocol, seed, nested(named), *folders) for seed in seeds_of(options) for cell in cells]
     for job in jobs:
         Asked(job.config, job.folder, named).check()
     run_jobs(jobs)
@@ -97,7 +97,7 @@ def _read_options(table: str, arguments: list[str]) -> tuple[ReproduceOptions, l
 
 def _read_overrides(arguments: list[str]) -> tuple[str, dict[str, Any]]:
     """The protocol, and the settings given on top of it, by full name."""
-    if "run" in peek(arguments, ["run"]):
+    if "run" in Arguments(arguments).names:
         raise SettingError("npbml reproduce takes --runs, the folder of all its run folders, and no --run.")
     asked = read_settings(reproduce, arguments, protocol="published")
     for name in OF_CELLS:
@@ -107,11 +107,6 @@ def _read_overrides(arguments: list[str]) -> tuple[str, dict[str, Any]]:
                 "--seeds."
             )
     return asked.config.protocol, {name: value for name, value in asked.named.items() if name != "protocol"}
-
-
-def _nested(name: str, value: Any) -> dict[str, Any]:
-    """A setting by full name as nested tables."""
-    return reduce(lambda inner, part: {part: inner}, reversed(name.split(".")), value)
 
 
 def select(name: str, options: ReproduceOptions) -> list[TableCell]:
@@ -155,8 +150,10 @@ def _state(cell: TableCell, results: Sequence[Result]) -> str:
     seeds = sorted({result.seed for result in results if result.cell.key == cell.key})
     if seeds:
         return ", ".join(map(str, seeds))
-    if cell.method not in RECIPES:
+    if cell.method not in METHODS:
         return "not in npbml"
+    from npbml.data.sets import BENCHMARKS, prepared
+
     return "no data" if cell.dataset in BENCHMARKS and cell.dataset not in prepared() else "not done"
 
 
@@ -168,12 +165,15 @@ def run_jobs(jobs: Sequence[Job]) -> None:
             say(f"{job.title}: done before")
     for job in waiting:
         job.check_folder()
+    from npbml.engine.distributed import check_share, on_rank_zero
+
+    for job in waiting:
         check_share("train.meta_batch", job.config.meta_batch)
     failed: dict[str, str] = {}
-    for members in together(waiting).values():
+    for members in grouped_by_folder(waiting).values():
         with Terminal(console) as terminal, _attempt(members, failed, terminal):
-            _run_together(members, failed, terminal)
-    by_first(lambda: _show_results([job for job in jobs if job.file.exists()]))
+            _run_in_folder(members, failed, terminal)
+    on_rank_zero(lambda: _show_results([job for job in jobs if job.file.exists()]))
     if len(set(failed.values())) == 1 and len(failed) == len(waiting):
         raise RunError(next(iter(failed.values())))
     for title, reason in failed.items():
@@ -191,25 +191,30 @@ def _show_results(jobs: Sequence[Job]) -> None:
         say(f"results: {jobs[0].file.parent}")
 
 
-def _run_together(jobs: Sequence[Job], failed: dict[str, str], terminal: Terminal) -> None:
+def _run_in_folder(jobs: Sequence[Job], failed: dict[str, str], terminal: Terminal) -> None:
     """Run the jobs of one run folder."""
+    from npbml.lab.pipeline import Pipeline
+
     folder, methods = jobs[0].folder, [job.cell.method for job in jobs]
-    work = Run.start(folder, jobs[0].config, terminal)
+    work = Pipeline.start(folder, jobs[0].config, terminal)
     announce(work)
-    with work.locked():
+    with work.at_work():
         others = sorted(path.parent for path in folder.parent.glob("*/config.json") if path.parent != folder)
         for stage in work.needs(methods):
             work.take_over(stage, others)
-        prepare_for(work, methods)
+            work.run(stage)
         for job in jobs:
             with _attempt([job], failed, terminal):
                 _run_one(work, job, terminal)
 
 
-def _run_one(work: Run, job: Job, terminal: Terminal) -> None:
-    work.train(job.cell.method)
+def _run_one(work: "Pipeline", job: Job, terminal: Terminal) -> None:
+    from npbml.engine.distributed import on_rank_zero
+    from npbml.lab.environment import environment
+
+    work.run(job.cell.method)
     record = test_method(work, terminal, job.cell.method)
-    by_first(lambda: job.keep(work, record))
+    on_rank_zero(lambda: job.keep(record, environment(work.config, work.device, work.data.checksum)))
 
 
 @contextmanager
@@ -238,6 +243,8 @@ def report(arguments: list[str]) -> None:
     options = parse(ReportOptions, "report", report, arguments)
     folder = Path(options.results)
     results, out = read_results(folder), Path(options.out or folder)
+    from npbml.report.tables_page import html  # with plots, whose library is slow to load
+
     write_whole(out / "tables.md", markdown(results).encode())
     write_whole(out / "tables.html", html(results).encode())
     console.print(terminal_tables(results) if results else f"There are no results in {folder} yet.")

@@ -4,33 +4,23 @@ Random resized crop, colour jitter and horizontal flip as torchvision defines th
 first, from one number; the rest is a function of images and draws.
 """
 
-import dataclasses
 import math
+from collections.abc import Callable
+from itertools import count
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from npbml.randomness import uniform
-from npbml.settings import setting
+from npbml.data.settings import AugmentSettings
+from npbml.data.tasks import ClassSet
+from npbml.randomness import scattered, uniform
 
 _RATIO = (3 / 4, 4 / 3)
 _TRIES = 10
 _LUMA = (0.2989, 0.587, 0.114)
-TURNS = 4  # quarters
-
-
-@dataclasses.dataclass(frozen=True)
-class AugmentSettings:
-    """How the images of pre-training are varied."""
-
-    crop_scale_low: float = setting(0.08, above=0, high=1)
-    """The smallest crop, as a part of the image's area."""
-    jitter: float = setting(0.4, low=0, high=1)
-    """Brightness, contrast and saturation are each multiplied by 1 - jitter to 1 + jitter."""
-    flip: bool = True
-    """Mirror half of the images; not for characters, which a mirror changes."""
+_JITTER = 0.4  # brightness, contrast and saturation are each multiplied by 1 - jitter to 1 + jitter
 
 
 class Variation(NamedTuple):
@@ -83,7 +73,7 @@ def draw_variation(images: int, height: int, width: int, settings: AugmentSettin
     left = left.masked_fill(none, (width - whole_width) // 2)
 
     mirrored = mirror < (0.5 if settings.flip else 0)
-    factors = between(1 - settings.jitter, 1 + settings.jitter, factors)
+    factors = between(1 - _JITTER, 1 + _JITTER, factors)
     return Variation(top, left, high, wide, mirrored, places.argsort(1), factors)
 
 
@@ -145,6 +135,28 @@ def _grey(images: Tensor) -> Tensor:
     return red + green + blue
 
 
-def quarter_turns(images: Tensor) -> list[Tensor]:
-    """The images as they are, and turned by one, two and three quarters."""
-    return [images, *(images.rot90(turn, (-2, -1)) for turn in range(1, TURNS))]
+def augmented(
+    classes: ClassSet,
+    settings: AugmentSettings,
+    number: Tensor,
+    whole: int | None = None,
+    rows: slice = slice(None),
+    size: int | None = None,
+) -> Callable[[Tensor], Tensor]:
+    """A function of indices [rows, *]: their images, augmented, floats in 0 to 1, [rows, *, C, H, W].
+
+    Each call draws anew. Where the images are those of some `rows` of a `whole` batch, what is random is drawn for
+    all of it, so that a process that has a part of a batch sees what one that has all of it sees there.
+    """
+    calls = count()
+
+    def look(indices: Tensor) -> Tensor:
+        drawn_from = scattered(number + next(calls))
+        images = classes.pixels(indices.flatten())
+        total = len(indices) if whole is None else whole
+        height, width = images.shape[-2:]
+        drawn = draw_variation(total * indices[0].numel(), height, width, settings, drawn_from)
+        variation = Variation(*(field.unflatten(0, (total, -1))[rows].flatten(0, 1) for field in drawn))
+        return vary(images, variation, size).unflatten(0, tuple(indices.shape))
+
+    return look

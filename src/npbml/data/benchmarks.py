@@ -29,7 +29,7 @@ class Benchmark:
     mean: tuple[float, ...] | None = None
     """None: that of the train images."""
     std: tuple[float, ...] | None = None
-    turns: int = 1
+    rotations: int = 1
     """In how many of the four upright positions a class is shown, each a class of its own."""
     archives: tuple[str, ...] = ()
     """What its archives are called."""
@@ -42,7 +42,7 @@ class Benchmark:
         """How many classes and images the split has in a store."""
         classes = len(self.classes[split])
         images = classes * self.images if self.images is not None else (self.totals or {})[split]
-        return classes * self.turns, images * self.turns
+        return classes * self.rotations, images * self.rotations
 
 
 def _list(name: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _omniglot() -> Benchmark:
             for split in SPLITS
         },
         images=20,
-        turns=4,
+        rotations=4,
         archives=("images_background.*", "images_evaluation.*", "omniglot*"),
     )
 

@@ -105,7 +105,7 @@ def _disjoint(store: Store) -> Finding:
     if benchmark := PUBLISHED.get(store.name):
         published = benchmark.split_of()
         for entry in store.entries:
-            name = entry.name.rpartition("/rot")[0] if benchmark.turns > 1 else entry.name
+            name = entry.name.rpartition("/rot")[0] if benchmark.rotations > 1 else entry.name
             if published.get(name, entry.split) != entry.split:
                 return Finding(
                     False, "splits", f"class {entry.name!r} is in {entry.split}; published is {published[name]}"

@@ -1,32 +1,23 @@
 """The user's own pictures: a folder of class folders becomes a store."""
 
 import hashlib
-import io
 import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
 from npbml.data.store import SPLITS, ClassEntry, Split, Store, data_root
 from npbml.errors import DataError
+from npbml.pictures import SUFFIXES, Encoded, check_size, is_grey, picture_bytes, read_picture
 from npbml.randomness import generator
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _REVISION = 1
-_GREY = frozenset(("1", "L", "LA", "La", "I;16", "I;16B", "I;16L"))
-
-
-class Encoded(Protocol):
-    """A picture that is not a file of its own; as a string, where it is."""
-
-    def read(self) -> bytes: ...
 
 
 def folder_store(
@@ -104,8 +95,7 @@ def _write(
     progress: Callable[[int, int], None] | None,
 ) -> Store:
     if channels is None:
-        grey = all(_mode(file) in _GREY for _, _, members in classes for file in members)
-        channels = 1 if grey else 3
+        channels = 1 if all(is_grey(file) for _, _, members in classes for file in members) else 3
     entries, start = [], 0
     for label, split, members in classes:
         entries.append(ClassEntry(label, split, start, len(members)))
@@ -130,7 +120,7 @@ def read_pictures_by_class(
     """The pictures of one class after another, uint8 [images, channels, size, size]."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for done, members in enumerate(classes):
-            read = pool.map(lambda file: _read(file, size, channels, resample), members)
+            read = pool.map(lambda file: picture_bytes(file, size, channels, resample), members)
             yield np.stack(list(read))
             if progress:
                 progress(done + 1, len(classes))
@@ -143,7 +133,7 @@ def read_class_folders(path: Path) -> dict[str, list[Image.Image]]:
     folders = _folders(path)
     if not folders:
         raise DataError(f"{path} has no class folders. It must hold a folder of images for each class.")
-    return {folder.name: [_picture(file) for file in _images(folder)] for folder in folders}
+    return {folder.name: [read_picture(file) for file in _images(folder)] for folder in folders}
 
 
 def read_pictures(path: Path) -> dict[str, Image.Image]:
@@ -151,14 +141,11 @@ def read_pictures(path: Path) -> dict[str, Image.Image]:
     if not path.exists():
         raise DataError(f"There is no picture or folder {path}.")
     files = _images(path) if path.is_dir() else [path]
-    return {file.name: _picture(file) for file in files}
+    return {file.name: read_picture(file) for file in files}
 
 
 def _check_options(size: int, channels: int | None, fractions: tuple[float, float, float]) -> None:
-    if size < 1:
-        raise DataError(f"size is {size}; images need at least 1 pixel a side.")
-    if channels not in (None, 1, 3):
-        raise DataError(f"channels is {channels}; images have 1 (grey) or 3 (colour).")
+    check_size(size, 3 if channels is None else channels)
     if len(fractions) != 3 or not all(part > 0 for part in fractions) or abs(sum(fractions) - 1) > 1e-6:
         raise DataError(f"fractions is {fractions}; give three parts for train, val and test that add up to 1.")
 
@@ -243,52 +230,3 @@ def _key(path: Path, files: list[Path], options: list[object]) -> str:
     """What the store depends on, as one name."""
     stats = [(str(file), status.st_size, status.st_mtime_ns) for file in files for status in (file.stat(),)]
     return hashlib.sha256(json.dumps([str(path), _REVISION, options, stats]).encode()).hexdigest()
-
-
-def _mode(file: Path) -> str:
-    with _opened(file) as image:
-        return image.mode
-
-
-def _opened(file: Path | Encoded) -> Image.Image:
-    try:
-        return Image.open(file if isinstance(file, Path) else io.BytesIO(file.read()))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _unreadable(file, error) from error
-
-
-def _unreadable(file: Path | Encoded, error: Exception) -> DataError:
-    return DataError(f"{file} cannot be read as an image ({error}). Replace or remove it.")
-
-
-def _read(
-    file: Path | Encoded, size: int, channels: int, resample: Image.Resampling = Image.Resampling.BILINEAR
-) -> np.ndarray:
-    """uint8 [channels, size, size]."""
-    picture = _picture(file).convert("L" if channels == 1 else "RGB")
-    pixels = np.asarray(picture.resize((size, size), resample))
-    return pixels.reshape(size, size, channels).transpose(2, 0, 1)
-
-
-def _picture(file: Path | Encoded) -> Image.Image:
-    """The picture as a person sees it: upright, on white paper, eight bits a channel."""
-    with _opened(file) as image:
-        try:
-            image.load()
-            picture = ImageOps.exif_transpose(image)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise _unreadable(file, error) from error
-    if picture.mode.startswith(("I", "F")):
-        picture = _from_deep(file, picture)
-    if picture.has_transparency_data:
-        # What lies beneath transparent pixels is arbitrary; on paper they are white.
-        picture = picture.convert("RGBA")
-        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
-    return picture
-
-
-def _from_deep(file: Path | Encoded, picture: Image.Image) -> Image.Image:
-    """Sixteen bits a pixel to eight; deeper pixels have no agreed range."""
-    if not picture.mode.startswith("I;16"):
-        raise DataError(f"{file} has pixels of mode {picture.mode!r}. Save it with 8 or 16 bits a channel.")
-    return Image.fromarray((np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8))

@@ -102,12 +102,12 @@ def _benchmark(
                 break
         else:
             raise _not_found(benchmark, files)
-        entries = _turned(reading.entries, benchmark.turns)
+        entries = _rotated(reading.entries, benchmark.rotations)
         last = entries[-1]
         return Store.write(
             folder,
             name=benchmark.name,
-            images=_told(_turns(reading.images, benchmark.turns), len(reading.entries), progress),
+            images=_told(_rotations(reading.images, benchmark.rotations), len(reading.entries), progress),
             shape=(last.start + last.count, benchmark.channels, size, size),
             classes=entries,
             mean=benchmark.mean,
@@ -116,14 +116,14 @@ def _benchmark(
         )
 
 
-def _turned(entries: Sequence[ClassEntry], turns: int) -> list[ClassEntry]:
+def _rotated(entries: Sequence[ClassEntry], rotations: int) -> list[ClassEntry]:
     """Each class once for every position, those of a class next to one another and in one split."""
-    if turns == 1:
+    if rotations == 1:
         return list(entries)
     made: list[ClassEntry] = []
     start = 0
     for entry in entries:
-        for turn in range(turns):
+        for turn in range(rotations):
             made.append(
                 ClassEntry(f"{entry.name}/rot{90 * turn:03}", entry.split, start, entry.count, entry.superclass)
             )
@@ -131,11 +131,11 @@ def _turned(entries: Sequence[ClassEntry], turns: int) -> list[ClassEntry]:
     return made
 
 
-def _turns(images: Iterator[np.ndarray], turns: int) -> Iterator[np.ndarray]:
+def _rotations(images: Iterator[np.ndarray], rotations: int) -> Iterator[np.ndarray]:
     """Each piece as it is, then turned by 90 degrees against the clock, and so on."""
-    if turns == 1:
+    if rotations == 1:
         return images
-    return (np.concatenate([np.rot90(piece, turn, (2, 3)) for turn in range(turns)]) for piece in images)
+    return (np.concatenate([np.rot90(piece, turn, (2, 3)) for turn in range(rotations)]) for piece in images)
 
 
 def _told(

@@ -9,10 +9,11 @@ from PIL import Image
 
 from npbml.data.archives import Files, Member
 from npbml.data.benchmarks import Benchmark
-from npbml.data.folder import SUFFIXES, Encoded, read_pictures_by_class
+from npbml.data.folder import read_pictures_by_class
 from npbml.data.pickles import load_pickle
 from npbml.data.store import SPLITS, ClassEntry, Split
 from npbml.errors import DataError
+from npbml.pictures import SUFFIXES, Encoded, picture_bytes
 
 # The scripts that first made these benchmarks resize so.
 RESAMPLE = Image.Resampling.LANCZOS
@@ -106,7 +107,7 @@ def read_pictures(
 def resized(images: np.ndarray, size: int) -> np.ndarray:
     """uint8 [images, height, width, 3] to [images, 3, size, size]."""
     if images.shape[1:3] != (size, size):
-        images = np.stack([np.asarray(Image.fromarray(image).resize((size, size), RESAMPLE)) for image in images])
+        return np.stack([picture_bytes(image, size, 3, RESAMPLE) for image in images])
     return images.transpose(0, 3, 1, 2)
 
 

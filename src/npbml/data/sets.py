@@ -7,8 +7,12 @@ from pathlib import Path
 
 from npbml.data.folder import folder_store
 from npbml.data.glyphs import glyphs
+from npbml.data.image_data import ImageData
+from npbml.data.request import Request
+from npbml.data.sinusoid import Sinusoids
 from npbml.data.store import Store, data_root
 from npbml.errors import DataError
+from npbml.parts import DATASETS
 
 EMBEDDED = "glyphs"
 BENCHMARKS = ("mini-imagenet", "tiered-imagenet", "cifar-fs", "fc100", "omniglot")
@@ -59,6 +63,16 @@ def open_dataset(
         f"There is no data set {name!r}, nor a folder of that name.{meant} The names are {', '.join(names)}; "
         "for your own pictures, give the path of a folder that holds a folder for each class."
     )
+
+
+def open_data(request: Request) -> ImageData | Sinusoids:
+    """The data set that a run asks for: a registered one by its name, or a folder of pictures."""
+    return DATASETS.get(request.name)(request) if request.name in DATASETS else open_store(request)
+
+
+def open_store(request: Request) -> ImageData:
+    """A data set that is kept as a store: the embedded one, a benchmark, or the user's own pictures."""
+    return ImageData(open_dataset(request.name, size=request.size or 84, channels=request.channels), request)
 
 
 def prepared(root: str | Path | None = None) -> list[str]:

@@ -1,21 +1,28 @@
 """The sinusoid benchmark: regression on y = A sin(x - p), which needs no data."""
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from npbml.data.tasks import Task
+from npbml.data.request import Request
+from npbml.learner.settings import ImageSpec
+from npbml.tasks import Task
 
 AMPLITUDE, PHASE, REACH = (0.1, 5.0), (0.0, math.pi), (-5.0, 5.0)
 
 
-class Sinusoids(NamedTuple):
+@dataclass(frozen=True)
+class Sinusoids:
     """Waves of uniform amplitude and phase, known at a few uniform places."""
 
     shots: int
     queries: int
+
+    checksum: ClassVar[str] = ""  # there is no file
+    spec: ClassVar[ImageSpec] = ImageSpec(1, 1, (0.0,), (1.0,))  # places are images of one pixel
 
     def draw(self, tasks: int, generator: torch.Generator) -> Tensor:
         """Amplitude, phase and places of each task: [tasks, 2 + shots + queries]"""
@@ -30,3 +37,8 @@ class Sinusoids(NamedTuple):
         images = places[..., None, None, None]
         support, query = slice(self.shots), slice(self.shots, None)
         return Task(images[:, support], values[:, support], images[:, query], values[:, query])
+
+
+def open_sinusoid(request: Request) -> Sinusoids:
+    """The sinusoid benchmark as a data set of the registry."""
+    return Sinusoids(request.shots, request.queries)

@@ -145,7 +145,7 @@ class Store:
             checksum = _write_images(making / "images.npy", images, tuple(shape))
             if mean is None or std is None:
                 trained = [entry for entry in classes if entry.split == "train"]
-                mean, std = _moments(_map(making / "images.npy"), _runs(trained or classes))
+                mean, std = moments(_map(making / "images.npy"), trained or classes)
             _check_moments(folder, mean, std, shape[1])
             data = {
                 "format": FORMAT,
@@ -191,7 +191,7 @@ class Store:
     def measured(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation per channel of the train images (of all where there are none)."""
         trained = [entry for entry in self.entries if entry.split == "train"]
-        return _moments(self.images, _runs(trained or self.entries))
+        return moments(self.images, trained or self.entries)
 
     def classes(self, split: Split) -> ClassSet:
         """The classes of `split` with their images in memory."""
@@ -219,13 +219,13 @@ def _map(file: Path) -> np.ndarray:
         raise DataError(f"{file} is damaged ({error}). Make the store again.") from error
 
 
-def _moments(images: np.ndarray, spans: Sequence[tuple[int, int]]) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation per channel, in 0..1, of the images in `spans`.
+def moments(images: np.ndarray, entries: Sequence[ClassEntry]) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation per channel, in 0..1, of the images of these classes.
 
     From the counts of the 256 levels, which do not depend on the order of addition.
     """
     counts = np.zeros((images.shape[1], 256), dtype=np.int64)
-    for first, last in spans:
+    for first, last in _runs(entries):
         # bincount makes eight bytes of each.
         for piece in _pieces(images[first:last], _CHUNK // 16):
             for channel, count in enumerate(counts):

@@ -3,31 +3,17 @@
 import dataclasses
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from npbml.errors import DataError
+from npbml.learner.settings import ImageSpec
 from npbml.randomness import counter, draw_numbers, keys, scattered
+from npbml.tasks import Task
 
 LUMA = (0.299, 0.587, 0.114)
-
-
-class Task(NamedTuple):
-    """Support and query of one task, each sorted by class.
-
-    support_images [ways * shots, channels, height, width], support_labels [ways * shots], query_images [ways
-    * queries, channels, height, width], query_labels [ways * queries]. Labels are 0 to ways - 1 in the random
-    order in which the classes were drawn. A batch of tasks is the same with a dimension of tasks before every
-    other.
-    """
-
-    support_images: Tensor
-    support_labels: Tensor
-    query_images: Tensor
-    query_labels: Tensor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,7 +55,7 @@ class ClassSet:
         generator: torch.Generator,
         look: "Callable[[Tensor], Tensor] | None" = None,
     ) -> Task:
-        """A batch of `tasks` tasks; images are float32, normalised, or as `look` shows them (see `task`)."""
+        """A batch of `tasks` tasks; images are bytes, or as `look` shows them (see `task`)."""
         return self.task(self.draw(tasks, ways, shots, queries, generator), shots, look)
 
     def draw(self, tasks: int, ways: int, shots: int, queries: int, generator: torch.Generator) -> Tensor:
@@ -82,16 +68,12 @@ class ClassSet:
         numbers = draw_numbers(generator, 2).to(self.images.device)
         return self.draw_from(numbers, tasks, ways, shots + queries)
 
-    def draw_from(
-        self, numbers: Tensor, tasks: int, ways: int, images: int, chosen: Tensor | None = None
-    ) -> Tensor:
+    def draw_from(self, numbers: Tensor, tasks: int, ways: int, images: int) -> Tensor:
         """`draw`, from two numbers that are where the images are: nothing is asked of the host, so that a GPU can
-        record it. `chosen` [tasks, ways] names the classes instead (see `cover`)."""
+        record it."""
         starts, counts, most = self._tables
         device = starts.device
-        if chosen is None:
-            chosen = keys(numbers[0], tasks, len(self)).topk(ways).indices
-        drawn = chosen.to(device)
+        drawn = keys(numbers[0], tasks, len(self)).topk(ways).indices
         order = keys(numbers[1], tasks, ways, most)
         order = order.masked_fill(torch.arange(most, device=device) >= counts[drawn][..., None], -1)
         return starts[drawn][..., None] + order.topk(images).indices
@@ -102,34 +84,32 @@ class ClassSet:
         device = self.images.device
         return self.starts.to(device), self.counts.to(device), int(self.counts.max())
 
-    def cover(self, first: int, tasks: int, ways: int, random: Callable[[int], torch.Generator]) -> Tensor:
-        """The classes [tasks, ways] of the tasks number `first` to `first + tasks` of an endless row in which
-        every class comes up equally often.
-
-        Round after round all classes are shuffled, by `random(round)`, and dealt to tasks; the few that are left
-        over sit that round out.
-        """
-        rounds = len(self) // ways
-        numbers = range(first, first + tasks)
-        dealt = {
-            turn: torch.randperm(len(self), generator=random(turn))[: rounds * ways].view(rounds, ways)
-            for turn in {number // rounds for number in numbers}
-        }
-        return torch.stack([dealt[number // rounds][number % rounds] for number in numbers])
-
     def task(self, indices: Tensor, shots: int, look: Callable[[Tensor], Tensor] | None = None) -> Task:
         """The batch of tasks whose images are `indices` [tasks, ways, shots + queries].
 
-        `look` turns indices into images: `batch`, if it is not given; `pixels` for the bytes as they are.
+        `look` turns indices into images: `pixels`, if it is not given; `batch` for normalised ones.
         """
-        look = look or self.batch
-        tasks, ways, _ = indices.shape
+        look = look or self.pixels
+        (support, query), (own, others) = self.items(indices, shots), self.task_labels(indices, shots)
+        return Task(look(support), own, look(query), others)
+
+    @staticmethod
+    def items(indices: Tensor, shots: int) -> tuple[Tensor, Tensor]:
+        """The support and the query images of tasks, [tasks, items] each."""
+        return indices[..., :shots].flatten(1), indices[..., shots:].flatten(1)
+
+    def task_labels(self, indices: Tensor, shots: int) -> tuple[Tensor, Tensor]:
+        """The support and the query labels of tasks, [tasks, items] each."""
+        tasks, ways, images = indices.shape
         labels = torch.arange(ways, device=self.images.device)
-        parts: list[Tensor] = []
-        for part in (indices[..., :shots], indices[..., shots:]):
-            parts.append(look(part.flatten(1)))
-            parts.append(labels.repeat_interleave(part.shape[-1]).repeat(tasks, 1))
-        return Task(*parts)
+        support, query = (labels.repeat_interleave(n).repeat(tasks, 1) for n in (shots, images - shots))
+        return support, query
+
+    @property
+    def spec(self) -> ImageSpec:
+        """What a learner of these classes takes."""
+        _, channels, _, size = self.images.shape
+        return ImageSpec(channels, size, tuple(self.mean.tolist()), tuple(self.std.tolist()))
 
     def batch(self, indices: Tensor) -> Tensor:
         """Normalised images float32 [*indices.shape, channels, height, width]."""

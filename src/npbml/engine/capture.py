@@ -5,39 +5,40 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 WARM_UP = 3  # libraries choose their algorithms and allocate their workspaces in the first calls
 
 
 class Captured:
-    """`function(*inputs)`, recorded. Inputs keep their shapes; the outputs are overwritten by the next call.
+    """`function(*inputs)`, recorded. Inputs are tensors, or trees of them, and keep their shapes; the outputs are
+    overwritten by the next call.
 
     Recording takes some rehearsals. What these change of `state` is put back.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], inputs: Sequence[Tensor], state: Sequence[Tensor] = ()
-    ) -> None:
-        self.inputs = [tensor.clone() for tensor in inputs]
+    def __init__(self, function: Callable[..., Any], inputs: Sequence[Any], state: Sequence[Tensor] = ()) -> None:
+        tensors, form = tree_flatten(list(inputs))
+        self.tensors: list[Tensor] = [tensor.clone() for tensor in tensors]
+        arguments = tree_unflatten(self.tensors, form)
         before = [tensor.detach().clone() for tensor in state]
         # On a side stream throughout: whatever an earlier stream still held would be drawn into the recording.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
-                function(*self.inputs)
+                function(*arguments)
         torch.cuda.synchronize()
         with torch.no_grad():
             for tensor, value in zip(state, before, strict=True):
                 tensor.copy_(value)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.outputs = function(*self.inputs)
+            self.outputs = function(*arguments)
 
-    def __call__(self, *inputs: Tensor) -> Any:
-        if self.inputs:
-            torch._foreach_copy_(self.inputs, list(inputs))  # one launch for all
+    def __call__(self, *inputs: Any) -> Any:
+        if self.tensors:
+            torch._foreach_copy_(self.tensors, tree_leaves(list(inputs)))  # one launch for all
         self.graph.replay()
         return self.outputs
 
@@ -51,11 +52,14 @@ class Replay:
         self.what, self.on, self.say, self.state = what, on, say, state
         self.recorded: dict[Hashable, Captured] = {}
 
-    def __call__(self, function: Callable[..., Any], inputs: Sequence[Tensor], key: Hashable = None) -> Any:
-        """function(*inputs), from the recording for `key` and the shapes of the inputs."""
+    def __call__(self, function: Callable[..., Any], inputs: Sequence[Any], key: Hashable) -> Any:
+        """function(*inputs), from the recording for `key` and the shapes and types of the inputs.
+
+        `key` says what the function computes beyond its inputs: how many tasks, of what size, in which way.
+        """
         if not self.on:
             return function(*inputs)
-        key = (key, tuple(tuple(tensor.shape) for tensor in tree_leaves(inputs)))
+        key = (key, tuple((tuple(tensor.shape), tensor.dtype) for tensor in tree_leaves(list(inputs))))
         try:
             if key not in self.recorded:
                 self.recorded[key] = Captured(function, inputs, self.state)

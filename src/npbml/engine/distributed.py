@@ -24,7 +24,7 @@ from npbml.errors import NpbmlError, SettingError
 # For a process that hangs: of one that has ended the others hear at once. To make a data set may take minutes.
 TIMEOUT = timedelta(minutes=30)
 T = TypeVar("T")
-_alone = ContextVar("alone", default=False)  # a thread beside the one that acts alone is not alone
+_by_itself = ContextVar("by_itself", default=False)  # a thread beside the one that acts alone is not alone
 
 
 class Lost(NpbmlError):
@@ -33,7 +33,7 @@ class Lost(NpbmlError):
 
 def world() -> tuple[int, int]:
     """The rank of this process, and how many there are; outside `joined` it is the only one."""
-    if _alone.get() or not dist.is_initialized():
+    if _by_itself.get() or not dist.is_initialized():
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
 
@@ -69,7 +69,7 @@ def check_share(name: str, count: int) -> None:
         )
 
 
-def mine(count: int) -> slice:
+def rank_slice(count: int) -> slice:
     """The part of `count` things in a row that is this rank's; parts differ by one at most."""
     rank, size = world()
     return slice(count * rank // size, count * (rank + 1) // size)
@@ -109,7 +109,7 @@ class _Summed(torch.autograd.Function):
         return sum_over_ranks([gradient])[0]
 
 
-def highest(*values: float) -> tuple[float, ...]:
+def max_over_ranks(*values: float) -> tuple[float, ...]:
     """The highest of each value over ranks, so that all decide alike."""
     if world()[1] == 1:
         return values
@@ -130,7 +130,7 @@ def gather(items: list[T]) -> list[T]:
     return [item for part in parts for item in part]
 
 
-def by_first(act: Callable[[], T]) -> T | None:
+def on_rank_zero(act: Callable[[], T]) -> T | None:
     """What only one may do: rank 0 does it when all have come here, and what it raises all raise.
 
     Rank 0 has what `act` returns, and the others None. While it acts, it is as a process of its own.
@@ -138,16 +138,16 @@ def by_first(act: Callable[[], T]) -> T | None:
     rank, size = world()
     if size == 1:
         return act()
-    highest(0)
+    max_over_ranks(0)
     result, error = None, [None]
     if rank == 0:
-        token = _alone.set(True)
+        token = _by_itself.set(True)
         try:
             result = act()
         except (NpbmlError, OSError) as raised:
             error = [raised]  # type: ignore[list-item]
         finally:
-            _alone.reset(token)
+            _by_itself.reset(token)
     with _answered():
         dist.broadcast_object_list(error)
     if error[0] is not None:

@@ -1,8 +1,6 @@
 """How good a learner is, over many tasks."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,52 +10,30 @@ from npbml.engine.distributed import sum_over_ranks, world
 from npbml.engine.execute import Executor
 from npbml.engine.settings import Tasks
 from npbml.engine.source import Source
-from npbml.learner import Learner
+from npbml.learner.learner import Learner
+from npbml.measures import ACCURACY, Figure, Measure
 from npbml.randomness import generator
 
-DRAWN_TOGETHER = 50  # fixed, so that the tasks do not depend on how many are evaluated together
+DRAWN_AT_ONCE = 50  # fixed, so that the tasks do not depend on the batch size of evaluation
 
 
-class Accuracy(NamedTuple):
-    """Mean and half-width of the 95 % interval over tasks."""
-
-    mean: float
-    ci95: float
+def accuracy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The share of right predictions in each task: [tasks, queries, ways] and [tasks, queries] -> [tasks]"""
+    return (logits.argmax(-1) == labels).double().mean(-1)
 
 
-@dataclass(frozen=True)
-class Measure:
-    """What is measured of a task's predictions, and what is better."""
-
-    name: str
-    per_task: Callable[[Tensor, Tensor], Tensor]  # predictions [tasks, queries, outputs], labels -> [tasks]
-    scale: float
-    lower: bool
-    form: str
-
-    def better(self, one: float, other: float) -> bool:
-        return one < other if self.lower else one > other
-
-    def show(self, value: float) -> str:
-        return self.form.format(value)
-
-    def over(self, per_task: Tensor) -> Accuracy:
-        """The mean over tasks, and 1.96 standard errors."""
-        values = self.scale * per_task.double()
-        return Accuracy(values.mean().item(), 1.96 * values.std().item() / len(values) ** 0.5)
+def squared_error(values: Tensor, labels: Tensor) -> Tensor:
+    """The mean squared error of each task: [tasks, queries, 1] and [tasks, queries] -> [tasks]"""
+    return (values.squeeze(-1) - labels).double().square().mean(-1)
 
 
-ACCURACY = Measure(
-    "accuracy", lambda logits, labels: (logits.argmax(-1) == labels).double().mean(-1), 100, False, "{:.2f} %"
-)
-ERROR = Measure(
-    "squared error",
-    lambda values, labels: (values.squeeze(-1) - labels).double().square().mean(-1),
-    1,
-    True,
-    "{:.4f}",
-)
-MEASURES = {"classes": ACCURACY, "values": ERROR}
+PER_TASK: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"accuracy": accuracy, "squared error": squared_error}
+
+
+def over_tasks(measure: Measure, per_task: Tensor) -> Figure:
+    """The mean over tasks in the measure's unit, and 1.96 standard errors."""
+    values = measure.scale * per_task.double()
+    return Figure(values.mean().item(), 1.96 * values.std().item() / len(values) ** 0.5)
 
 
 @torch.no_grad()
@@ -65,7 +41,7 @@ def evaluate(
     answer: Callable[[Tensor], tuple[Tensor, Tensor]],
     draw: Callable[[int, torch.Generator], Tensor],
     tasks: int,
-    together: int,
+    batch_size: int,
     seed: int,
     purpose: str,
     measure: Measure = ACCURACY,
@@ -80,12 +56,12 @@ def evaluate(
     """
     rank, size = world()
     results: list[Tensor] = []
-    for start in range(0, tasks, DRAWN_TOGETHER):
-        drawn = draw(DRAWN_TOGETHER, generator(seed, purpose, start))[: tasks - start]
-        for indices in drawn.split(together):
+    for start in range(0, tasks, DRAWN_AT_ONCE):
+        drawn = draw(DRAWN_AT_ONCE, generator(seed, purpose, start))[: tasks - start]
+        for indices in drawn.split(batch_size):
             found = torch.zeros(*kinds, len(indices), dtype=torch.float64)
             if len(results) % size == rank:
-                found = measure.per_task(*answer(indices)).cpu()
+                found = PER_TASK[measure.name](*answer(indices)).cpu()
             results.append(found)
             tick(len(indices))
     return sum_over_ranks([torch.cat(results, -1)])[0]
@@ -94,9 +70,9 @@ def evaluate(
 Answer = Callable[[Tensor], tuple[Tensor, Tensor]]  # which tasks -> their query predictions and labels
 
 
-def replayed(answer: Answer, replay: Replay | None) -> Answer:
-    """The same answers, recorded where that is possible."""
-    return answer if replay is None else lambda indices: replay(answer, (indices,))
+def replayed(answer: Answer, replay: Replay | None, key: Hashable) -> Answer:
+    """The same answers, recorded where that is possible; `key` says what they depend on beside the tasks."""
+    return answer if replay is None else lambda indices: replay(answer, (indices,), key)
 
 
 def learner_answers(
@@ -114,8 +90,8 @@ def learner_answers(
     learners = [learners] if isinstance(learners, Learner) else learners
     # vmap makes grouped convolutions of those by weights of each task. They are slow where several blocks adapt:
     # on two cores a task of MAML takes 83 ms in place of 57; one of NPBML, whose last block adapts, 31 for 48.
-    together = len(learners[0].network.tail.blocks) == 1 if tasks == "auto" else tasks == "together"
-    members = [Executor(learner, together) for learner in learners]
+    vmap = len(learners[0].network.tail.blocks) == 1 if tasks == "auto" else tasks == "vmap"
+    members = [Executor(learner, vmap) for learner in learners]
 
     def answer(indices: Tensor) -> tuple[Tensor, Tensor]:
         prepared, labels = source.prepare(indices)
@@ -123,4 +99,4 @@ def learner_answers(
         mean = torch.stack(logits).mean(0)
         return torch.stack([mean, prepared.scores]) if scores else mean, labels
 
-    return replayed(answer, replay)
+    return replayed(answer, replay, (source.key, scores, len(members)))

@@ -1,21 +1,23 @@
-"""How a batch of tasks is computed: together or side by side; its meta-gradient compiled, or in less memory."""
+"""How a batch of tasks is computed: batched by vmap or one by one; its meta-gradient compiled, or in less memory.
 
-import copy
+The mathematics is the learner's, written for one task: `task_loss`, which is made of `advance` and `query_loss`.
+Here it becomes a function of many tasks.
+"""
+
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from npbml.learner import Acts, Learner, Prepared
-from npbml.learner.batches import split
-from npbml.nets.layers import Norm
+from npbml.learner.learner import Adaptation, Learner
+from npbml.learner.prepare import Prepared
+from npbml.nets.functional import call_with
 from npbml.rule.descend import Parameters, State
 from npbml.rule.objective import Outer
+from npbml.tasks import unstack
 from npbml.threads import each_in_a_thread
 
 T = TypeVar("T")
@@ -24,32 +26,38 @@ T = TypeVar("T")
 class Executor:
     """The meta-gradient of a learner, and its predictions, as the settings say.
 
-    Tasks run together, in one vmap, or side by side: each by itself, on a core or a GPU stream of its own. Of
-    `chunk` tasks at a time, if given.
+    Args:
+        learner: Whose tasks are computed.
+        vmap: All tasks of a batch at once; else each by itself, on a core or a GPU stream of its own.
+        compiled: Compile one inner step, with its second-order backward, and use it for all: five unrolled ones
+            take minutes to compile and gain nothing.
+        remat: Keep only the state between inner steps, and compute the rest again in the backward pass.
+        chunk: Tasks that are unrolled at a time; all of them if not given.
+        options: The compiler's.
+        backend: The compiler.
     """
 
     def __init__(
         self,
         learner: Learner,
-        together: bool = True,
+        vmap: bool = True,
         compiled: bool = False,
         remat: bool = False,
         chunk: int | None = None,
         options: dict[str, bool] | None = None,
         backend: str = "inductor",
     ) -> None:
-        """`options` are the compiler's."""
-        self.together, self.chunk = together, chunk
+        self.learner = learner if vmap else learner.for_single_tasks()
+        self.vmap, self.remat, self.chunk = vmap, remat, chunk
         self.on_gpu = next(learner.parameters()).is_cuda
-        make = partial(torch.compile, dynamic=False, fullgraph=True, backend=backend, options=options)
-        first = Lifted(learner if together else replica(learner), together, make if compiled else None, remat)
-        self.compiled = first.compiled
-        # Whoever computes a task has the learner to itself meanwhile.
-        self.free: SimpleQueue[Lifted] = SimpleQueue()
-        self.free.put(first)
-        if not together and not self.on_gpu:
-            for _ in range(1, torch.get_num_threads()):
-                self.free.put(first.again())
+        self.names = [name for name, _ in learner.named_parameters()]
+        self.shapes = [parameter.shape for parameter in learner.parameters()]
+        self.stepwise = (compiled or remat) and can_run_stepwise(learner)
+        self.compiled = compiled and self.stepwise
+        self.advance, self.query_loss = self._advance, self._query_loss
+        if self.compiled:
+            make = partial(torch.compile, dynamic=False, fullgraph=True, backend=backend, options=options)
+            self.advance, self.query_loss = make(self._advance), make(self._query_loss)
 
     def gradient(
         self, parameters: list[nn.Parameter], prepared: Prepared, labels: Tensor, outer: Outer
@@ -57,50 +65,78 @@ class Executor:
         """The mean of the outer objective over tasks and its gradient in `parameters`; zero where none is."""
         tasks = len(labels)
 
-        def found(lifted: Lifted, prepared: Prepared, labels: Tensor) -> list[Tensor]:
-            loss = lifted.losses(prepared, labels, outer).sum() / tasks
+        def found(prepared: Prepared, labels: Tensor) -> list[Tensor]:
+            loss = self.losses(prepared, labels, outer).sum() / tasks
             gradient = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
             return [loss.detach(), *gradient]
 
         total: list[Tensor] = []
         for first in range(0, tasks, self.chunk or tasks):
             some = tree_map(lambda x, a=first: x[a : a + (self.chunk or tasks)], (prepared, labels))
-            for part in self._over(found, some):
+            for part in self._over_tasks(found, some):
                 total = [a + b for a, b in zip(total, part, strict=True)] if total else part
         return total[0], total[1:]
 
     def logits(self, prepared: Prepared) -> Tensor:
         """Query logits of tasks after adaptation, [tasks, query, outputs]."""
-        found = self._over(lambda lifted, prepared: lifted.logits(prepared), (prepared,))
-        return found[0] if self.together else torch.stack(found)
+        found = self._over_tasks(self._batched(self.learner.logits), (prepared,))
+        return found[0] if self.vmap else torch.stack(found)
 
-    def _over(self, function: Callable[..., T], batched: tuple[Any, ...]) -> list[T]:
-        """function(lifted, *batched) of all tasks at once, or of each."""
+    def losses(self, prepared: Prepared, labels: Tensor, outer: Outer) -> Tensor:
+        """The outer objective of each task, [tasks], or of the one task, []."""
+        if not self.stepwise:
+            return self._batched(partial(self.learner.task_loss, outer=outer))(prepared, labels)
+        # The meta-parameters as one tensor: the gradients of the steps are then summed in one operation.
+        flat = torch.cat([parameter.flatten() for parameter in self.learner.parameters()])
+        adaptation = self._adaptation(flat, len(labels) if self.vmap else None)
+        return self.learner.unrolled_loss(prepared, labels, outer, adaptation)
 
-        def one(*task: Any) -> T:
-            lifted = self.free.get()
-            try:
-                return function(lifted, *task)
-            finally:
-                self.free.put(lifted)
+    def _over_tasks(self, function: Callable[..., T], batch: tuple[Any, ...]) -> list[T]:
+        """function(*batch), or function(*task) of each task of the batch."""
+        if self.vmap:
+            return [function(*batch)]
+        return on_streams(function, unstack(batch)) if self.on_gpu else each_in_a_thread(function, unstack(batch))
 
-        if self.together:
-            return [one(*batched)]
-        return on_streams(one, split(batched)) if self.on_gpu else each_in_a_thread(one, split(batched))
+    def _batched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.vmap(function) if self.vmap else function
 
+    def _adaptation(self, flat: Tensor, tasks: int | None) -> Adaptation:
+        """The adaptation of `tasks` tasks at once, or of one, step by step."""
 
-def replica(learner: Learner) -> Learner:
-    """The same parameters in modules of their own, for tasks one at a time.
+        def begin(prepared: Prepared) -> State:
+            one = Prepared(*(part[0] for part in prepared)) if self.vmap else prepared
+            own = call_with(self.learner, self._parameters(flat), one, call="begin")
+            return own if tasks is None else tree_map(lambda x: x.expand(tasks, *x.shape).contiguous(), own)
 
-    A functional call puts tensors into the modules for its time: two at once need two sets of modules.
-    """
-    tensors = [*learner.parameters(), *learner.buffers()]
-    other = copy.deepcopy(learner, {id(tensor): tensor for tensor in tensors})
-    other.together = False
-    for part in other.modules():
-        if isinstance(part, Norm):
-            part.adapts = False  # that is about batches of tasks
-    return other
+        def step(state: State, prepared: Prepared, step: int, order: int, norm_step: int | None = None) -> State:
+            number = step if self.learner.depends_on_step else 0
+            advance = partial(self.advance, step=number, order=order, norm_step=norm_step)
+            return rematerialised(advance, flat, state, prepared) if self.remat else advance(flat, state, prepared)
+
+        def query_loss(theta: Parameters, prepared: Prepared, labels: Tensor, step: int) -> Tensor:
+            number = step if self.learner.depends_on_step else 0
+            return self.query_loss(flat, theta, prepared, labels, step=number)
+
+        return Adaptation(begin, step, query_loss)
+
+    def _advance(self, flat: Tensor, state: State, prepared: Prepared, **how: Any) -> State:
+        def one(state: State, prepared: Prepared) -> State:
+            return call_with(self.learner, self._parameters(flat), state, prepared, call="advance", **how)
+
+        return self._batched(one)(state, prepared)
+
+    def _query_loss(
+        self, flat: Tensor, theta: Parameters, prepared: Prepared, labels: Tensor, step: int
+    ) -> Tensor:
+        def one(theta: Parameters, prepared: Prepared, labels: Tensor) -> Tensor:
+            values = self._parameters(flat)
+            return call_with(self.learner, values, theta, prepared, labels, step, call="query_loss")
+
+        return self._batched(one)(theta, prepared, labels)
+
+    def _parameters(self, flat: Tensor) -> Parameters:
+        pieces = flat.split([shape.numel() for shape in self.shapes])
+        return {n: piece.view(shape) for n, piece, shape in zip(self.names, pieces, self.shapes, strict=True)}
 
 
 def on_streams(function: Callable[..., T], tasks: list[tuple[Any, ...]]) -> list[T]:
@@ -116,110 +152,27 @@ def on_streams(function: Callable[..., T], tasks: list[tuple[Any, ...]]) -> list
     return results
 
 
-class Lifted:
-    """The outer objective of a learner for a batch of tasks, or for one.
-
-    The mathematics is the learner's: `advance` and `query_loss` of one task. Here they are lifted by vmap,
-    compiled, and recomputed in the backward pass instead of kept. Compiled code is made for one inner step and
-    used for all: five unrolled ones take minutes to compile and gain nothing.
-    """
-
-    def __init__(self, learner: Learner, together: bool, make: Callable[..., Any] | None, remat: bool) -> None:
-        self.learner, self.together, self.remat = learner, together, remat
-        self.names = [name for name, _ in learner.named_parameters()]
-        self.shapes = [parameter.shape for parameter in learner.parameters()]
-        self.stepwise = (make is not None or remat) and steps_can_be_lifted(learner)
-        self.compiled = make is not None and self.stepwise
-        self.advance, self.score = self._advance, self._score
-        if make is not None and self.stepwise:
-            self.advance, self.score = make(self._advance), make(self._score)
-
-    def again(self) -> "Lifted":
-        """The same for another thread. Compiled code does not touch the modules, and is shared."""
-        other = copy.copy(self)
-        other.learner = replica(self.learner)
-        if not self.compiled:
-            other.advance, other.score = other._advance, other._score
-        return other
-
-    def losses(self, prepared: Prepared, labels: Tensor, outer: Outer) -> Tensor:
-        """The outer objective of each task, [tasks], or of the one task, []."""
-        if not self.stepwise:
-            loss = partial(self.learner.task_loss, outer=outer)
-            return (torch.vmap(loss) if self.together else loss)(prepared, labels)
-        flat = torch.cat([parameter.flatten() for parameter in self.learner.parameters()])
-        acts = self._acts(flat, len(labels) if self.together else None)
-        return self.learner.unrolled(prepared, labels, outer, acts)
-
-    def logits(self, prepared: Prepared) -> Tensor:
-        """Query logits of each task after adaptation, or of the one task."""
-        return (torch.vmap(self.learner.logits) if self.together else self.learner.logits)(prepared)
-
-    def _acts(self, flat: Tensor, tasks: int | None) -> Acts:
-        """The acts of `tasks` tasks together, or of one.
-
-        The meta-parameters come as one tensor, so that the gradients of the steps are summed in one operation.
-        """
-
-        def start(prepared: Prepared) -> State:
-            own = functional_call(self.learner, self._parameters(flat), (self._one(prepared),), {"call": "begin"})
-            return own if tasks is None else tree_map(lambda x: x.expand(tasks, *x.shape).contiguous(), own)
-
-        def advance(
-            state: State, prepared: Prepared, step: int, order: int, norm_step: int | None = None
-        ) -> State:
-            number = step if self.learner.depends_on_step else 0
-            act = partial(self.advance, step=number, order=order, norm_step=norm_step)
-            return rematerialised(act, flat, state, prepared) if self.remat else act(flat, state, prepared)
-
-        def score(theta: Parameters, prepared: Prepared, labels: Tensor, step: int) -> Tensor:
-            return self.score(flat, theta, prepared, labels, step=step if self.learner.depends_on_step else 0)
-
-        return Acts(start, advance, score)
-
-    def _one(self, prepared: Prepared) -> Prepared:
-        return Prepared(*(part[0] for part in prepared)) if self.together else prepared
-
-    def _advance(self, flat: Tensor, state: State, prepared: Prepared, **how: Any) -> State:
-        def one(state: State, prepared: Prepared) -> State:
-            values = self._parameters(flat)
-            return functional_call(self.learner, values, (state, prepared), {"call": "advance", **how})
-
-        return (torch.vmap(one) if self.together else one)(state, prepared)
-
-    def _score(self, flat: Tensor, theta: Parameters, prepared: Prepared, labels: Tensor, step: int) -> Tensor:
-        def one(theta: Parameters, prepared: Prepared, labels: Tensor) -> Tensor:
-            values = self._parameters(flat)
-            return functional_call(self.learner, values, (theta, prepared, labels, step), {"call": "query_loss"})
-
-        return (torch.vmap(one) if self.together else one)(theta, prepared, labels)
-
-    def _parameters(self, flat: Tensor) -> Parameters:
-        pieces = flat.split([shape.numel() for shape in self.shapes])
-        return {n: piece.view(shape) for n, piece, shape in zip(self.names, pieces, self.shapes, strict=True)}
-
-
-def steps_can_be_lifted(learner: Learner) -> bool:
+def can_run_stepwise(learner: Learner) -> bool:
     """Whether a learner's steps can be compiled and recomputed one by one."""
     kept_modulations = learner.settings.film.enabled and learner.settings.film.refresh == "task"
     return learner.settings.outer.objective != "trajectory" and not kept_modulations
 
 
-def rematerialised(act: Callable[..., State], flat: Tensor, state: State, prepared: Prepared) -> State:
-    """act(flat, state, prepared), of which nothing is kept but the inputs: the backward pass computes it again."""
+def rematerialised(advance: Callable[..., State], flat: Tensor, state: State, prepared: Prepared) -> State:
+    """advance(flat, state, prepared), of which the inputs alone are kept: the backward pass computes it again."""
     inputs, form = tree_flatten((flat, state))
     outputs: list[Any] = []
 
     def of(*tensors: Tensor) -> tuple[Tensor, ...]:
-        values, outputs_form = tree_flatten(act(*tree_unflatten(list(tensors), form), prepared))
+        values, outputs_form = tree_flatten(advance(*tree_unflatten(list(tensors), form), prepared))
         outputs[:] = [outputs_form]
         return tuple(values)
 
-    found = _Again.apply(of, *inputs)
+    found = _Recomputed.apply(of, *inputs)
     return tree_unflatten(list(found), outputs[0])
 
 
-class _Again(torch.autograd.Function):
+class _Recomputed(torch.autograd.Function):
     # torch.utils.checkpoint works by hooks on saved tensors, which torch.func.grad does not admit.
 
     @staticmethod

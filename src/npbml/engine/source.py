@@ -4,7 +4,7 @@ import hashlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import torch
@@ -13,15 +13,17 @@ from torch import Tensor
 from npbml.data.sinusoid import Sinusoids
 from npbml.data.store import cache_folder
 from npbml.data.tasks import ClassSet, task_noise
-from npbml.engine.device import in_precision, set_precision
-from npbml.learner import Frozen, Learner, Prepared
+from npbml.engine.device import in_precision
+from npbml.learner.learner import Learner
+from npbml.learner.prepare import Cacheable, Prepared, cacheable_features, needs_images, prepare_tasks
 
 SLOW = 1.0  # minutes of frozen work from which on it is told beforehand
 CACHE_BYTES = 4 * 2**30  # of a CPU's memory; of a GPU's it may be half of what is free
 # In half precision where products are rounded as much anyway.
 KEPT_AS = {"float32": None, "tf32": torch.float16, "bfloat16": torch.bfloat16}
 
-Features = dict[Any, tuple[Tensor, Tensor | None]]  # images, which are part of the key, and what is made of them
+Cache = dict[Any, tuple[Tensor, Tensor | None]]  # images, which are part of the key, and what is made of them
+Look = Callable[[Tensor], Tensor]  # indices of images -> images, perhaps augmented
 
 
 class Source(Protocol):
@@ -31,19 +33,22 @@ class Source(Protocol):
     def on_device(self) -> bool:
         """Whether tasks are made ready where the learner is, with nothing asked of the host."""
 
+    @property
+    def key(self) -> Hashable:
+        """What recorded work on these tasks depends on, beside the numbers that they are drawn from."""
+
     def draw(self, tasks: int, generator: torch.Generator) -> Tensor:
         """What tells `tasks` tasks apart, [tasks, ...]."""
 
-    def prepare(self, indices: Tensor, look: Callable[[Tensor], Tensor] | None = None) -> tuple[Prepared, Tensor]:
+    def prepare(self, indices: Tensor, look: Look | None = None) -> tuple[Prepared, Tensor]:
         """The frozen work of those tasks, and their query labels."""
 
 
 class TaskSource:
     """Prepared tasks from one split.
 
-    What frozen networks make of an image whatever its task is, such as the features of a stem that normalises by
-    running statistics, is computed once for the whole split, and once for all sources that share `kept`. The rest
-    is computed once for a task.
+    Cacheable features, such as those of a stem that normalises by running statistics, are computed once for the
+    whole split, and once for all sources that share `cache`. The rest is computed once for a task.
     """
 
     def __init__(
@@ -53,20 +58,24 @@ class TaskSource:
         shots: int,
         queries: int,
         precision: str = "float32",
-        kept: Features | None = None,
+        cache: Cache | None = None,
         say: Callable[[str], None] = lambda words: None,
     ) -> None:
         self.learner, self.classes, self.shots, self.queries = learner, classes, shots, queries
         self.precision, self.say = precision, say
-        set_precision(precision)
         self.known: dict[str, Tensor] = {}
-        kept = {} if kept is None else kept
-        for name, frozen in learner.alone().items():
-            key = self._key(name, frozen)
-            if key not in kept:
-                kept[key] = classes.images, self._computed(name, frozen)
-            if (found := kept[key][1]) is not None:
+        cache = {} if cache is None else cache
+        for name, feature in cacheable_features(learner).items():
+            key = self._cache_key(name, feature)
+            if key not in cache:
+                cache[key] = classes.images, self._computed(name, feature)
+            if (found := cache[key][1]) is not None:
                 self.known[name] = found
+
+    @property
+    def key(self) -> Hashable:
+        """What recorded work on these tasks depends on, beside the numbers that they are drawn from."""
+        return self.learner.settings.ways, self.shots, self.queries, self.precision, tuple(self.known)
 
     @property
     def on_device(self) -> bool:
@@ -76,46 +85,47 @@ class TaskSource:
         """Images of `tasks` tasks, [tasks, ways, shots + queries]."""
         return self.classes.draw(tasks, self.learner.settings.ways, self.shots, self.queries, generator)
 
-    def draw_from(self, numbers: Tensor, tasks: int, chosen: Tensor | None = None) -> Tensor:
-        """`draw`, from numbers that are where the images are; of `chosen` classes, if given."""
-        return self.classes.draw_from(
-            numbers, tasks, self.learner.settings.ways, self.shots + self.queries, chosen
-        )
+    def draw_from(self, numbers: Tensor, tasks: int) -> Tensor:
+        """`draw`, from numbers that are where the images are."""
+        return self.classes.draw_from(numbers, tasks, self.learner.settings.ways, self.shots + self.queries)
 
-    def prepare(self, indices: Tensor, look: Callable[[Tensor], Tensor] | None = None) -> tuple[Prepared, Tensor]:
+    def prepare(self, indices: Tensor, look: Look | None = None) -> tuple[Prepared, Tensor]:
         """The frozen work of the tasks with these images, and their query labels [tasks, queries].
 
         `look` may show the images in another way than they are, for instance augmented.
         """
-        device = self.classes.images.device
-        task = self.classes.task(indices, self.shots, look or self.classes.pixels)
-        known = {}
+        classes, known, images = self.classes, {}, None
+        support, query = classes.items(indices, self.shots)
+        support_labels, query_labels = classes.task_labels(indices, self.shots)
         if look is None:
-            support, query = indices[..., : self.shots].flatten(1), indices[..., self.shots :].flatten(1)
-            items = torch.cat([support, query], 1)
+            items, device = torch.cat([support, query], 1), classes.images.device
             known = {name: kept[items.to(kept.device)].to(device) for name, kept in self.known.items()}
-        with in_precision(self.precision, device):
-            prepared = self.learner.prepare_tasks(task, known)
+        if needs_images(self.learner, known):
+            look = look or classes.pixels
+            images = torch.cat([look(support), look(query)], 1)
+        outputs, queries = self.learner.settings.outputs, query.shape[1]
+        with in_precision(self.precision, classes.images.device):
+            prepared = prepare_tasks(self.learner, images, support_labels, queries, outputs, known)
         noise = task_noise(indices, prepared.noise.shape[1])
-        return prepared._replace(noise=noise.to(prepared.noise)), task.query_labels
+        return prepared._replace(noise=noise.to(prepared.noise)), query_labels
 
-    def _key(self, name: str, frozen: Frozen) -> tuple[Any, ...]:
-        """What that depends on which is made of these images."""
+    def _cache_key(self, name: str, feature: Cacheable) -> tuple[Any, ...]:
+        """The cache key of these features of these images."""
         weights, learner = hashlib.sha256(), self.learner
-        states = [tensor for network in frozen.networks for tensor in network.state_dict().values()]
+        states = [tensor for network in feature.networks for tensor in network.state_dict().values()]
         for tensor in (*states, learner.mean, learner.deviation):
             weights.update(tensor.cpu().numpy().tobytes())
-        seen = learner.settings.net.activation, *frozen.settings
+        seen = learner.settings.net.activation, *feature.settings
         return name, id(self.classes.images), *seen, self.precision, weights.digest()
 
     @torch.no_grad()
-    def _computed(self, name: str, frozen: Frozen) -> Tensor | None:
-        """What is made of every image, in memory or on disk; None where there is no room for it."""
+    def _computed(self, name: str, feature: Cacheable) -> Tensor | None:
+        """The features of every image, in memory or on disk; None where there is no room for them."""
         images = self.classes.images
 
         def part(start: int) -> Tensor:
             with in_precision(self.precision, images.device):
-                return frozen.of(images[start : start + 512])
+                return feature.of(images[start : start + 512])
 
         started = time.perf_counter()
         first = part(0)
@@ -158,8 +168,13 @@ class SinusoidSource:
     def draw(self, tasks: int, generator: torch.Generator) -> Tensor:
         return self.waves.draw(tasks, generator)
 
-    def prepare(self, indices: Tensor, look: Callable[[Tensor], Tensor] | None = None) -> tuple[Prepared, Tensor]:
+    @property
+    def key(self) -> Hashable:
+        """Nothing of it is recorded."""
+        return None
+
+    def prepare(self, indices: Tensor, look: Look | None = None) -> tuple[Prepared, Tensor]:
         task = self.waves.task(indices.to(self.device))
-        prepared = self.learner.prepare_tasks(task)
+        prepared = self.learner.prepare_batch(task)
         noise = task_noise(indices.view(torch.int32).long(), prepared.noise.shape[1])
         return prepared._replace(noise=noise.to(prepared.noise)), task.query_labels

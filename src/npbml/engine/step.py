@@ -32,7 +32,7 @@ class GradientStep:
         if graph:
             make_capturable(optimizer, self.parameters[0].device)
 
-    def find(self, gradient: Callable[..., Any], inputs: Sequence[Tensor], key: Hashable = None) -> Any:
+    def find(self, gradient: Callable[..., Any], inputs: Sequence[Any], key: Hashable) -> Any:
         """gradient(*inputs); the next call overwrites what is returned."""
         return self.replay(gradient, inputs, key)
 

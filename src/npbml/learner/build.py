@@ -1,21 +1,20 @@
 """A learner's encoder: the backbone with the rule's parts in it, and what of it meta-learning may touch."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from npbml.errors import RunError
-from npbml.learner.settings import ImageSpec, LearnerSettings
+from npbml.learner.settings import ImageSpec, LearnerSettings, scoring_encoder
 from npbml.nets.layers import Norm, freeze, initialise, set_norm
-from npbml.nets.network import WARP_POSITIONS, Network, NetworkSettings, WarpPosition, build_network
+from npbml.nets.network import Network, build_network
+from npbml.nets.settings import WarpPosition
+from npbml.parts import BACKBONES, SCORERS
 from npbml.rule.modulate import FiLM
 from npbml.rule.warp import Warp
-
-Settings = TypeVar("Settings", bound=LearnerSettings)
+from npbml.scorers.scorer import Scorer
 
 
 def encoder(
@@ -28,7 +27,7 @@ def encoder(
     warp: Callable[[int], Warp] | None = None
     if with_warp and settings.warp.kind != "none":
         warp = partial(Warp, settings=settings.warp, film=film)
-    position: WarpPosition = WARP_POSITIONS[settings.backbone][0]
+    position: WarpPosition = BACKBONES.fact(settings.backbone, "warp_positions")[0]
     if settings.warp.position != "auto":
         position = settings.warp.position
     return build_network(
@@ -44,10 +43,19 @@ def encoder(
     )
 
 
-def for_scores(settings: Settings) -> Settings:
-    """The settings of an encoder that only scores (relation.kind=encoder): a ResNet-12 of running statistics."""
-    net = NetworkSettings(widths=settings.relation.widths, stem_norm="running", tail_norm="running")
-    return replace(settings, backbone="resnet12", net=net)
+def make_scorer(settings: LearnerSettings, images: ImageSpec, random: torch.Generator) -> Scorer:
+    """What scores the query items, with the networks that it asks for; frozen."""
+    kind, own, tail = settings.scorer.kind, None, None
+    if settings.scorer.pretrains:
+        own = encoder(scoring_encoder(settings), images, False, False)
+    if settings.scorer.asks_learner:
+        tail = encoder(settings, images, False, False).tail
+    scorer: Scorer = SCORERS.get(kind)(images.channels, settings.scorer, own, tail)
+    if scorer.embeds:
+        set_norm(scorer, "running")
+    initialise(scorer, settings.init.std, random)
+    freeze(scorer)
+    return scorer
 
 
 def begin_network(network: Network, settings: LearnerSettings, generator: torch.Generator) -> None:

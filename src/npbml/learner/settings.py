@@ -1,36 +1,33 @@
 """What makes a learner what it is, and which combinations make sense."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from npbml.data.tasks import ClassSet
 from npbml.errors import SettingError
-from npbml.nets.network import WARP_POSITIONS, Backbone, NetworkSettings, block_count, frozen_blocks
-from npbml.nets.relation import RelationSettings
-from npbml.rule.descend import InnerSettings
-from npbml.rule.head import HeadSettings
-from npbml.rule.loss import LossSettings
-from npbml.rule.modulate import FilmSettings
-from npbml.rule.objective import OuterSettings
-from npbml.rule.precondition import PreconditionSettings, check_precondition
-from npbml.rule.warp import WarpSettings
+from npbml.nets.settings import NetworkSettings, block_count, frozen_blocks
+from npbml.parts import BACKBONES, HEADS, LOSS_TERMS, PRECONDITIONERS, BackboneName
+from npbml.rule.settings import (
+    FilmSettings,
+    HeadSettings,
+    InnerSettings,
+    LossSettings,
+    OuterSettings,
+    PreconditionSettings,
+    WarpSettings,
+    check_precondition,
+)
+from npbml.scorers.settings import ScorerSettings
 from npbml.settings import group, setting
 
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """The pictures a learner takes: their size, channels and normalisation."""
+    """The pictures a learner takes: their channels, size and normalisation."""
 
     channels: int
     size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-
-
-def image_spec(classes: ClassSet) -> ImageSpec:
-    """The pictures of these classes."""
-    _, channels, _, size = classes.images.shape
-    return ImageSpec(channels, size, tuple(classes.mean.tolist()), tuple(classes.std.tolist()))
 
 
 @dataclass(frozen=True)
@@ -51,8 +48,8 @@ class InitSettings:
 class LearnerSettings:
     """Everything that makes a learner what it is."""
 
-    backbone: Backbone = setting("conv4")
-    """The network: conv4, resnet12, resnet12-wide, wrn28-10, or mlp for numbers in place of images."""
+    backbone: BackboneName = setting(BackboneName("conv4"))
+    """The network, by name; mlp is for numbers in place of images."""
     target: Literal["classes", "values"] = setting("classes")
     """What is learned: classes, by cross-entropy, or a value, by squared error."""
     ways: int = setting(5, low=2)
@@ -66,12 +63,18 @@ class LearnerSettings:
     inner: InnerSettings = group(InnerSettings)
     outer: OuterSettings = group(OuterSettings)
     init: InitSettings = group(InitSettings)
-    relation: RelationSettings = group(RelationSettings)
+    scorer: ScorerSettings = group(ScorerSettings, was="relation")
 
     @property
     def outputs(self) -> int:
         """Numbers that the head gives for an item."""
         return self.ways if self.target == "classes" else 1
+
+
+def scoring_encoder(settings: LearnerSettings) -> LearnerSettings:
+    """The settings of an encoder that only scores (scorer.kind=encoder): a ResNet-12 of running statistics."""
+    net = NetworkSettings(widths=settings.scorer.widths, stem_norm="running", tail_norm="running")
+    return replace(settings, backbone=BackboneName("resnet12"), net=net)
 
 
 def check_learner(settings: LearnerSettings) -> None:
@@ -82,10 +85,10 @@ def check_learner(settings: LearnerSettings) -> None:
 
 def _check_network(settings: LearnerSettings) -> None:
     net, backbone = settings.net, settings.backbone
-    for name, widths in (("net.widths", net.widths), ("relation.widths", settings.relation.widths)):
+    for name, widths in (("net.widths", net.widths), ("scorer.widths", settings.scorer.widths)):
         if widths is not None and not widths:
             raise SettingError(f"{name} takes the filters of at least one block.")
-    position, allowed = settings.warp.position, WARP_POSITIONS[backbone]
+    position, allowed = settings.warp.position, BACKBONES.fact(backbone, "warp_positions")
     if position != "auto" and position not in allowed:
         raise SettingError(f"warp.position={position} does not exist in {backbone}: {' or '.join(allowed)}.")
     blocks, frozen = block_count(backbone, net), frozen_blocks(backbone, net)
@@ -101,7 +104,11 @@ def _check_network(settings: LearnerSettings) -> None:
             f"init.source=scratch with {frozen} frozen blocks would keep random blocks for ever: set "
             "net.frozen_blocks=0 or init.source=pretrained."
         )
-    if settings.init.source == "scratch" and net.affine == "pretrained" and backbone != "mlp":
+    if (
+        settings.init.source == "scratch"
+        and net.affine == "pretrained"
+        and BACKBONES.fact(backbone, "target") == "classes"
+    ):
         raise SettingError(
             "net.affine=pretrained needs a pre-trained encoder: set net.affine=meta, inner or identity."
         )
@@ -113,10 +120,11 @@ def _check_adapted(settings: LearnerSettings) -> None:
     inner, tail = settings.inner, _tail(settings)
     if inner.layers == "body" and tail == 0:
         raise SettingError("inner.layers=body leaves nothing to adapt: every block is frozen.")
-    if inner.layers == "body" and settings.head.kind == "unicorn" and settings.target == "classes":
+    alike = HEADS.fact(settings.head.kind, "alike") and settings.target == "classes"
+    if inner.layers == "body" and alike:
         raise SettingError(
-            "inner.layers=body keeps the head, and head.kind=unicorn gives every class the same one: no class "
-            "could be told from another. Set head.kind=linear."
+            f"inner.layers=body keeps the head, and head.kind={settings.head.kind} gives every class the same: "
+            "no class could be told from another. Set head.kind=linear."
         )
     check_centred(settings, inner.final_batch)
     if inner.layers == "head" and settings.warp.kind == "learned":
@@ -143,17 +151,14 @@ def check_centred(settings: LearnerSettings, final_batch: str) -> None:
 def _check_rule(settings: LearnerSettings) -> None:
     check_precondition(settings.precondition)
     inner, chain = settings.inner, settings.precondition.chain
-    if {"svd", "svd_approx"} & set(chain) and (inner.layers == "head" or _tail(settings) == 0):
-        raise SettingError("precondition.chain has svd, which acts on convolutions, and none of them adapts.")
-    if "unit_mask" in chain and {"svd", "svd_approx"} & set(chain[chain.index("unit_mask") :]):
-        raise SettingError(
-            "precondition.chain masks units before svd, which would see gradients with empty rows, whose singular "
-            "vectors are arbitrary: put svd before unit_mask."
-        )
-    by_step: list[str] = [kind for kind in chain if kind in ("rates", "generated")]
+    for kind in chain:
+        if PRECONDITIONERS.fact(kind, "of_kernels") and (inner.layers == "head" or _tail(settings) == 0):
+            raise SettingError(
+                f"precondition.chain has {kind}, which acts on convolutions, and none of them adapts."
+            )
+    by_step: list[str] = [kind for kind in chain if PRECONDITIONERS.fact(kind, "per_step")]
     by_step += ["net.per_step_norm"] * settings.net.per_step_norm
-    by_step += ["loss.adaptive_support"] * settings.loss.adaptive_support
-    by_step += ["loss.adaptive_query"] * settings.loss.adaptive_query
+    by_step += [f"loss.{name}" for name in settings.loss.active if LOSS_TERMS.fact(name, "per_step")]
     if by_step and inner.test_steps is not None and inner.test_steps > inner.steps:
         raise SettingError(
             f"{by_step[0]} is learned for each of inner.steps={inner.steps} steps: inner.test_steps="
@@ -167,29 +172,33 @@ def _check_rule(settings: LearnerSettings) -> None:
 
 def _check_loss(settings: LearnerSettings) -> None:
     loss, inner = settings.loss, settings.inner
-    for name in ("transductive", "adaptive_query"):
-        if not getattr(loss, name):
-            continue
-        if settings.target == "values":
+    for name in loss.active:
+        if LOSS_TERMS.fact(name, "needs_classes") and settings.target == "values":
             raise SettingError(f"loss.{name} speaks of the classes of query items; target=values has none.")
-        if inner.batch == "support":
+        if LOSS_TERMS.fact(name, "needs_query") and inner.batch == "support":
             raise SettingError(
                 f"inner.batch=support leaves the query images out of the inner loop, where loss.{name} needs "
                 f"them: set inner.batch=joint or loss.{name}=false."
             )
-    if not any((loss.base, *loss.learned.values())):
+    for name in loss.terms:
+        if LOSS_TERMS.part(name).built_in or loss.terms.count(name) > 1:
+            raise SettingError(
+                f"loss.terms has {name}, which is built in or there twice: it takes terms of plugins, each once. "
+                "A built-in term has a switch of its own, such as loss.inductive."
+            )
+    if not loss.active:
         raise SettingError("loss has every term switched off: switch on loss.base or another.")
-    relation = settings.relation
-    if loss.transductive and relation.asks_learner:
+    scorer = settings.scorer
+    if loss.has("needs_scores") and scorer.asks_learner:
         if settings.init.source == "scratch":
             raise SettingError(
-                f"relation.kind={relation.kind} scores by the pre-trained encoder, and init.source=scratch has "
-                "none: set relation.kind=network or loss.transductive=false."
+                f"scorer.kind={scorer.kind} scores by the pre-trained encoder, and init.source=scratch has "
+                "none: set scorer.kind=relation-network or loss.transductive=false."
             )
-        if relation.enlarged > 1 and settings.net.embedding == "flatten":
+        if scorer.enlarge > 1 and settings.net.embedding == "flatten":
             raise SettingError(
-                f"relation.enlarged={relation.enlarged:g} makes an image's maps larger, and net.embedding=flatten "
-                "depends on their size: set net.embedding=mean or relation.enlarged=1."
+                f"scorer.enlarge={scorer.enlarge:g} makes an image's maps larger, and net.embedding=flatten "
+                "depends on their size: set net.embedding=mean or scorer.enlarge=1."
             )
     if loss.share and not (loss.inductive and loss.transductive):
         raise SettingError("loss.share needs both loss.inductive and loss.transductive.")
@@ -214,7 +223,7 @@ def _check_outer(settings: LearnerSettings) -> None:
             raise SettingError("outer.objective=trajectory takes its steps one by one: set inner.momentum=0.")
     if outer.items == "all" and settings.inner.final_batch != "joint":
         raise SettingError("outer.items=all scores the support items too: it needs inner.final_batch=joint.")
-    if outer.order == 1 and (any(loss.learned.values()) or loss.critic_steps):
+    if outer.order == 1 and (loss.has("learned") or loss.critic_steps):
         raise SettingError(
             "outer.order=1 stops the gradient at every inner step, so that a learned loss learns nothing: set "
             "outer.order=2 or switch its terms off."

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Statistics = Literal["batch", "running"]
+from npbml.nets.settings import WarpPosition
+
 Film = Callable[[int, int], nn.Module]  # (channels in, channels out) -> a module (u, y, fixed) -> y
 Warp = Callable[[int], nn.Module]  # channels -> a module (y, fixed) -> y
 Activation = Callable[[Tensor], Tensor]
 LARGE_MAP = 1 << 16  # numbers in a batch's map; less is done sooner by one call of torch's own batch norm
-WarpPosition = Literal["after_pool", "pre_activation", "before_addition", "after_block", "pre_norm"]
 
 
 class Norm(nn.Module):
@@ -117,6 +117,13 @@ def highest_of_four(x: Tensor) -> Tensor:
     x = x[..., : height // 2 * 2, : width // 2 * 2].reshape(*lead, height // 2, 2, width // 2, 2)
     (a, b), (c, d) = (row.unbind(-1) for row in x.unbind(-3))
     return torch.maximum(torch.maximum(a, b), torch.maximum(c, d))
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """Images [n, channels, height, width] as a GPU's convolutions like them best; a CPU's as they are."""
+    if images.is_cuda and images.shape[-1] > 1:
+        return images.contiguous(memory_format=torch.channels_last)
+    return images
 
 
 def set_norm(module: nn.Module, mode: Literal["track", "batch", "running"]) -> None:
@@ -310,6 +317,19 @@ class WideBlock(Block):
         v = before(u, fixed)
         y = self.warped(second(between(first(v), fixed)), fixed, "before_addition")
         return self.warped(y + (u if self.shortcut is None else self.shortcut(v)), fixed, "after_block")
+
+
+class Chain(nn.Module):
+    """Blocks one after another."""
+
+    def __init__(self, blocks: list[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor, fixed: dict[Any, Any] | None = None) -> Tensor:
+        for block in self.blocks:
+            x = block(x, fixed)
+        return x
 
 
 def freeze(module: nn.Module) -> nn.Module:

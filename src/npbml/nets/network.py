@@ -1,44 +1,18 @@
-"""A backbone: a stem that stays frozen in meta-learning and a tail that adapts to the task."""
+"""A network: a stem that stays frozen in meta-learning and a tail that adapts to the task."""
 
-from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from npbml.errors import SettingError
-from npbml.nets.layers import (
-    Activation,
-    ConvBlock,
-    ConvUnit,
-    Film,
-    Norm,
-    NormUnit,
-    ResidualBlock,
-    Statistics,
-    Warp,
-    WarpPosition,
-    WideBlock,
-)
-from npbml.settings import setting
+from npbml.nets.backbones import Plan
+from npbml.nets.layers import Activation, Chain, Film, Norm, Warp
+from npbml.nets.settings import NetworkSettings, WarpPosition, frozen_blocks
+from npbml.parts import BACKBONES
 
-Backbone = Literal["conv4", "resnet12", "resnet12-wide", "wrn28-10", "mlp"]
-RESNETS = ("resnet12", "resnet12-wide")  # the paper's, and the one that most others compare with
-
-WARP_POSITIONS: dict[str, tuple[WarpPosition, ...]] = {  # the first is the default
-    "conv4": ("after_pool", "pre_activation", "pre_norm"),
-    **dict.fromkeys(RESNETS, ("before_addition", "after_block", "pre_norm")),
-    "wrn28-10": ("before_addition", "after_block"),
-    "mlp": ("after_pool", "pre_activation", "pre_norm"),
-}
-WIDTHS = {
-    "resnet12": (64, 128, 256, 512),
-    "resnet12-wide": (64, 160, 320, 640),
-    "wrn28-10": (160, 320, 640),
-}
-WRN_ENTRY = 16  # channels between the first convolution of wrn28-10 and its first group
 ACTIVATIONS: dict[str, Activation] = {
     "relu": F.relu,
     "leaky_relu": partial(F.leaky_relu, negative_slope=0.01),
@@ -46,86 +20,11 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-@dataclass(frozen=True)
-class NetworkSettings:
-    """The backbone's size and how it normalises."""
-
-    filters: int = setting(128, low=1)
-    """Filters of each of the four blocks of conv4, or units of each of the two layers of mlp."""
-    widths: tuple[int, ...] | None = setting(None, low=1)
-    """Filters of the blocks of a resnet12, or of the groups of wrn28-10; by default the backbone's own."""
-    group_blocks: int = setting(4, low=1)
-    """Blocks in a group of wrn28-10; 4 make its 28 layers."""
-    frozen_blocks: int | None = setting(None, low=0)
-    """Blocks in the stem, frozen in both loops; the others adapt. By default all but the last (none of mlp)."""
-    bias: bool = setting(False)
-    """Convolutions have biases, as MAML's own; those of mlp always have."""
-    activation: Literal["auto", "relu", "leaky_relu", "softplus"] = setting("auto")
-    """Non-linearity; auto is relu, but leaky_relu (slope 0.01) in a resnet12."""
-    embedding: Literal["mean", "flatten"] = setting("mean")
-    """How the last block's map becomes an embedding: averaged over space, or flattened."""
-    final_norm: bool = setting(False)
-    """Batch norm after the last block, whatever warps stand in it: embeddings are centred and of one scale."""
-    stem_norm: Statistics = setting("batch")
-    """Batch norm of the stem in meta-learning: statistics of the batch, or the running ones of pre-training."""
-    tail_norm: Statistics = setting("batch")
-    """Batch norm of the tail in meta-learning: statistics of the batch, or the running ones of pre-training."""
-    affine: Literal["pretrained", "identity", "meta", "inner"] = setting("pretrained")
-    """Batch norm's scale and shift: as pre-trained, 1 and 0, meta-learned, or adapted in the inner loop too."""
-    per_step_norm: bool = setting(False)
-    """A scale and shift of batch norm for each inner step, meta-learned (MAML++); needs affine=meta."""
-
-
-def block_widths(backbone: Backbone, settings: NetworkSettings) -> tuple[int, ...]:
-    """Channels that each block of the backbone puts out, from the first to the last."""
-    if backbone in ("conv4", "mlp"):
-        return (settings.filters,) * (4 if backbone == "conv4" else 2)
-    widths = WIDTHS[backbone] if settings.widths is None else settings.widths
-    repeats = settings.group_blocks if backbone == "wrn28-10" else 1
-    return tuple(width for width in widths for _ in range(repeats))
-
-
-def block_count(backbone: Backbone, settings: NetworkSettings) -> int:
-    """Blocks of the backbone: the units in which it is frozen."""
-    return len(block_widths(backbone, settings))
-
-
-def frozen_blocks(backbone: Backbone, settings: NetworkSettings) -> int:
-    """Blocks in the stem."""
-    if settings.frozen_blocks is not None:
-        return settings.frozen_blocks
-    return 0 if backbone == "mlp" else block_count(backbone, settings) - 1
-
-
-def smallest_image(backbone: Backbone, settings: NetworkSettings) -> int:
-    """The least side of an image that leaves the last block's map a pixel, or enough of them to speak of."""
-    return {"mlp": 1, "wrn28-10": 8}.get(backbone, 2 ** block_count(backbone, settings))
-
-
-def last_side(backbone: Backbone, settings: NetworkSettings, size: int) -> int:
-    """Side of the last block's map for images of side `size`."""
-    blocks = block_count(backbone, settings)
-    if backbone == "mlp":
-        return size
-    if backbone == "wrn28-10":
-        return -(-size // 2 ** (blocks // settings.group_blocks - 1))  # strides round up, once in each later group
-    return size // 2**blocks  # pooling rounds down
-
-
-class Stem(nn.Module):
+class Stem(Chain):
     """images [n, channels, height, width] -> features [n, filters, h, w]"""
 
-    def __init__(self, blocks: list[nn.Module]) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
 
-    def forward(self, x: Tensor, fixed: dict[Any, Any] | None = None) -> Tensor:
-        for block in self.blocks:
-            x = block(x, fixed)
-        return x
-
-
-class Tail(Stem):
+class Tail(Chain):
     """features of the stem -> embeddings [n, width], averaged over space or flattened.
 
     `fixed` holds the modulations of a task that are computed once and kept (see FiLM).
@@ -154,7 +53,7 @@ class Network(nn.Module):
 
 
 def build_network(
-    backbone: Backbone,
+    backbone: str,
     channels: int,
     settings: NetworkSettings,
     film: Film | None = None,
@@ -169,37 +68,19 @@ def build_network(
     With `warp_everywhere` every block of the tail is warped. `size`, the side of the images, decides the width of
     flattened embeddings. `film_shortcut` is for a resnet12, the only one with a batch norm in its shortcut.
     """
-    kind = settings.activation
-    if kind == "auto":
-        kind = "leaky_relu" if backbone in RESNETS else "relu"
-    activation, widths = ACTIVATIONS[kind], block_widths(backbone, settings)
-    frozen, last = frozen_blocks(backbone, settings), len(widths) - 1
-    entry = WRN_ENTRY if backbone == "wrn28-10" else channels
-    blocks: list[nn.Module] = []
-    for index, (inputs, outputs) in enumerate(pairwise((entry, *widths))):
-        parts: dict[str, Any] = {
-            "bias": settings.bias or backbone == "mlp",
-            "film": film if index == last else None,
-            "warp": warp if index == last or (warp_everywhere and index >= frozen) else None,
-            "warp_position": warp_position or WARP_POSITIONS[backbone][0],
-        }
-        if backbone == "conv4":
-            blocks.append(ConvBlock(inputs, outputs, activation, **parts))
-        elif backbone == "mlp":
-            blocks.append(ConvBlock(inputs, outputs, activation, kernel=1, norm=False, pool=False, **parts))
-        elif backbone in RESNETS:
-            blocks.append(ResidualBlock(inputs, outputs, activation, film_shortcut=film_shortcut, **parts))
-        else:
-            halves = index > 0 and index % settings.group_blocks == 0
-            blocks.append(WideBlock(inputs, outputs, activation, stride=2 if halves else 1, **parts))
-    if backbone == "wrn28-10":
-        blocks[0] = Stem([ConvUnit(channels, WRN_ENTRY, bias=settings.bias, norm=False), blocks[0]])
-        blocks[-1] = Stem([blocks[-1], NormUnit(widths[-1], activation, film)])
-
-    width, flatten = widths[-1], settings.embedding == "flatten"
-    if flatten:
-        if size is None:
-            raise SettingError("net.embedding=flatten has a width for each size of images: give the size.")
-        width *= last_side(backbone, settings, size) ** 2
-    norm = Norm(widths[-1]) if settings.final_norm else None
-    return Network(Stem(blocks[:frozen]), Tail(blocks[frozen:], norm, flatten), width)
+    kind, frozen = settings.activation, frozen_blocks(backbone, settings)
+    activation = ACTIVATIONS[BACKBONES.fact(backbone, "activation") if kind == "auto" else kind]
+    position = warp_position or BACKBONES.fact(backbone, "warp_positions")[0]
+    first_warped = frozen if warp_everywhere else None
+    plan = Plan(backbone, channels, settings, activation, film, film_shortcut, warp, position, first_warped, size)
+    blocks = BACKBONES.get(backbone)(plan)
+    flatten = settings.embedding == "flatten"
+    if flatten and size is None:
+        raise SettingError("net.embedding=flatten has a width for each size of images: give the size.")
+    tail = blocks[frozen:]
+    norm = Norm(plan.last_width(blocks)) if settings.final_norm else None
+    network = Network(Stem(blocks[:frozen]), Tail(tail, norm, flatten), plan.last_width(blocks))
+    if flatten and size is not None:
+        with torch.no_grad():
+            network.width = network(torch.zeros(2, channels, size, size)).shape[1]
+    return network

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from npbml.engine.evaluate import ACCURACY, Measure
-from npbml.records import paired
-from npbml.report.terminal import best_of, duration, heading, measure_of, task_words, with_interval
+from npbml.lab.records import paired
+from npbml.measures import ACCURACY, Measure
+from npbml.report.words import best_of, duration, heading, measure_of, task_words, with_interval
 
 Row = dict[str, Any]
 

@@ -3,34 +3,34 @@
 from collections.abc import Sequence
 from textwrap import fill
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from npbml.engine.evaluate import Measure
+from npbml.measures import Measure
+from npbml.methods import trains
 from npbml.report.comparison import Row, comparison_title, milliseconds
-from npbml.report.pictures import ACCENT, INK, QUIET, plain
-from npbml.report.terminal import heading, measure_of
+from npbml.report.drawing import ACCENT, INK, QUIET, new_figure, plain
+from npbml.report.words import heading, measure_of
 
 
 def draw_comparison(rows: Sequence[Row]) -> Figure:
     """Each method's result with its interval, the best on top, and beside it the time of a meta-step.
 
-    Prototypes are a line: what the encoder is worth without a rule. Of the methods, at least one has been tested.
+    A method that trains nothing is a line: what the encoder is worth without a rule. At least one method has been
+    tested.
     """
     measure = measure_of(next(row for row in rows if "failed" not in row))
-    order = best_first([row for row in rows if row["method"] != "prototypes"], measure)
-    figure, (results, costs) = plt.subplots(
-        1, 2, sharey=True, figsize=(9, 1.7 + 0.24 * len(order)), width_ratios=(2, 1), layout="constrained"
-    )
+    order = best_first([row for row in rows if trains(row["method"])], measure)
+    figure = new_figure((9, 1.7 + 0.24 * len(order)), layout="constrained")
+    results, costs = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
     _draw_results(results, order, measure)
     _draw_costs(costs, order)
     for row in rows:
-        if row["method"] == "prototypes" and measure.name in row:
+        if not trains(row["method"]) and measure.name in row:
             value = row[measure.name]
-            results.axvline(value, color=QUIET, ls="--", lw=1.2, label=f"prototypes: {value:.2f}")
+            results.axvline(value, color=QUIET, ls="--", lw=1.2, label=f"{row['method']}: {value:.2f}")
             results.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=8, borderaxespad=0.1)
     results.set_yticks(range(len(order)), [row["method"] for row in order])
     results.set_ylim(len(order) - 0.4, -0.6)

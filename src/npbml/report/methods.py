@@ -8,9 +8,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from npbml.learner import LearnerSettings
-from npbml.nets.network import frozen_blocks
-from npbml.rule.precondition import Kind
+from npbml.learner.settings import LearnerSettings
+from npbml.nets.settings import frozen_blocks
+from npbml.parts import HEADS, LOSS_TERMS, PRECONDITIONERS
+from npbml.registry import Registry
 
 COLUMNS = {
     "learns": "learns",
@@ -24,23 +25,6 @@ LEGEND = (
     "support and query items; L^S, L^Q, R: learned losses of support items, query items and weights, "
     "with _j one for each inner step; T: a matrix that is fixed inside a task."
 )
-PRECONDITIONERS: dict[Kind, str] = {
-    "rates": "rates per tensor and step",
-    "diagonal": "a rate per weight",
-    "kronecker": "Kronecker matrices",
-    "svd": "a spectrum for the SVD of gradients",
-    "svd_approx": "a scale per row of gradients",
-    "unit_mask": "masks of units",
-    "context_mask": "masks from a context",
-    "generated": "generated rates and decay",
-}
-TERMS = {
-    "inductive": "L^S",
-    "transductive": "L^Q",
-    "regulariser": "R",
-    "adaptive_support": "L^S_j",
-    "adaptive_query": "L^Q_j",
-}
 POINTS = {
     "final": "after last step",
     "multi_step": "after every step",
@@ -63,7 +47,7 @@ def _start(config: LearnerSettings) -> str:
     word = "initialisation"
     if config.head.copy == "value":
         word += " but of the head"
-    elif config.head.kind == "unicorn" and config.target == "classes":
+    elif HEADS.fact(config.head.kind, "alike") and config.target == "classes":
         word += " with one head row for all classes"
     if config.net.per_step_norm:
         return f"{word} + norms per step"
@@ -71,7 +55,7 @@ def _start(config: LearnerSettings) -> str:
 
 
 def _preconditioner(config: LearnerSettings) -> list[str]:
-    words, warp = [PRECONDITIONERS[kind] for kind in config.precondition.chain], config.warp
+    words, warp = [PRECONDITIONERS.part(kind).summary or kind for kind in config.precondition.chain], config.warp
     if warp.kind != "learned":
         return words
     name = "linear warp" if warp.activation == "none" else "non-linear warp"
@@ -89,8 +73,9 @@ def _losses(config: LearnerSettings) -> list[str]:
         words += ["R"] if loss.regulariser else []
     elif loss.inductive or loss.transductive or loss.regulariser:
         words.append("loss networks")
-    if loss.adaptive_support or loss.adaptive_query:
+    if loss.has("per_step"):
         words.append("loss networks per step")
+    words += [name for name in loss.terms if LOSS_TERMS.fact(name, "learned")]
     return words + (["critic"] if loss.critic_steps else [])
 
 
@@ -129,7 +114,7 @@ def _count(steps: int) -> str:
 def _inner_loss(config: LearnerSettings) -> str:
     loss = config.loss
     base = "CE(S)" if config.target == "classes" else "SE(S)"
-    terms = [base] * loss.base + [word for name, word in TERMS.items() if loss.learned[name]]
+    terms = [base if name == "base" else LOSS_TERMS.fact(name, "symbol") or name for name in loss.active]
     words = " + ".join(terms)
     return f"{words}, then critic(Q)" if loss.critic_steps else words
 
@@ -139,8 +124,6 @@ def _outer(config: LearnerSettings) -> str:
     loss = "CE" if config.target == "classes" else "SE"
     items = "Q" if outer.items == "query" else "S, Q"
     order = "1st order" if outer.order == 1 else "2nd order"
-    if outer.order == 2 and outer.first_order_epochs:
-        order = "1st, then 2nd order"
     if outer.objective == "trajectory" and outer.hessian_free:
         order = "Hessian-free"
     return f"{loss}({items}) {POINTS[outer.objective]}, {order}"
@@ -155,6 +138,16 @@ def methods_table(words: Mapping[str, Mapping[str, str]]) -> RenderableType:
     for name, row in words.items():
         table.add_row(Text(name), *(Text(row[key]) for key in COLUMNS))
     return Group(table, "", Text(LEGEND))
+
+
+def parts_table(registry: Registry) -> RenderableType:
+    """The parts of a kind, with a line on each; the user's own are marked."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, part in registry.parts.items():
+        table.add_row(Text(f"  {name}"), Text(part.summary + ("" if part.built_in else " (plugin)")))
+    return Group(Text(f"{registry.kind}s", style="bold"), table)
 
 
 def method_page(

@@ -4,52 +4,48 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from npbml.data.sinusoid import REACH, Sinusoids
-from npbml.data.tasks import ClassSet, Task
-from npbml.engine.evaluate import DRAWN_TOGETHER
-from npbml.learner import Learner
+from npbml.data.tasks import ClassSet
+from npbml.engine.evaluate import DRAWN_AT_ONCE
+from npbml.lab.pipeline import Pipeline
+from npbml.learner.learner import Learner
+from npbml.methods import trains
 from npbml.randomness import generator
-from npbml.report.terminal import heading
-from npbml.rule.loss import LossNetwork, cross_entropy
-from npbml.runs import Run
+from npbml.report.drawing import ACCENT, INK, QUIET, new_figure, plain, save
+from npbml.report.words import heading
+from npbml.rule.loss import NetworkTerm, cross_entropy, target_of
+from npbml.tasks import Task
 
-INK, ACCENT, QUIET = "#1b3a4b", "#d1495b", "#8d99ae"
 
-
-def draw_pictures(run: Run) -> Path:
+def draw_pictures(run: Pipeline) -> Path:
     """Draw what there is to draw into the run's folder `pictures` and return it."""
     folder, config = run.folder / "pictures", run.config
-    stages = ["pretrain", "relation", config.method, *(b for b in config.baselines if b != "prototypes")]
+    stages = ["pretrain", "relation", *filter(trains, (config.method, *config.baselines))]
     journals = {stage: _journal(run.folder / stage) for stage in dict.fromkeys(stages)}
     journals = {stage: journal for stage, journal in journals.items() if journal}
     if journals:
         save(draw_curves(journals, heading(run.measure)), folder / "curves.png")
     trained = (run.folder / config.method / "learner.safetensors").exists()
     learner = run.learner().cpu() if trained else None
-    if run.sinusoids is None:
+    if not isinstance(run.data, Sinusoids):
         classes = run.splits["test"]
-        save(draw_tasks(classes, config.ways, config.shots, config.seed), folder / "tasks.png")
+        save(draw_tasks(classes, config.learner.ways, config.shots, config.seed), folder / "tasks.png")
     elif learner is not None:
-        save(draw_waves(learner, run.sinusoids, config.seed), folder / "waves.png")
-    if learner is not None and config.target == "classes" and _learns_loss(learner):
+        save(draw_waves(learner, run.data, config.seed), folder / "waves.png")
+    if learner is not None and config.learner.target == "classes" and _learns_loss(learner):
         save(draw_loss(learner), folder / "loss.png")
     return folder
 
 
 def draw_curves(journals: dict[str, list[dict[str, Any]]], measured: str = "accuracy, %") -> Figure:
     """Loss and validation of each stage against its steps."""
-    figure, axes = plt.subplots(2, len(journals), figsize=(3.2 * len(journals), 5), squeeze=False)
+    figure = new_figure((3.2 * len(journals), 5))
+    axes = figure.subplots(2, len(journals), squeeze=False)
     for column, (stage, lines) in zip(axes.T, journals.items(), strict=True):
         for axis, key, colour in zip(column, ("loss", "validation"), (INK, ACCENT), strict=True):
             points = np.array([(line["step"], line[key]) for line in lines if key in line])
@@ -78,7 +74,8 @@ def draw_tasks(classes: ClassSet, ways: int, shots: int, seed: int, tasks: int =
     shown = min(shots, 5)
     drawn = classes.draw(tasks, ways, shots, queries, generator(seed, "picture")).cpu()
     images = classes.images.cpu()
-    figure, axes = plt.subplots(1, tasks, figsize=(1.2 + 0.36 * (shown + queries + 1) * tasks, 0.42 * ways + 0.7))
+    figure = new_figure((1.2 + 0.36 * (shown + queries + 1) * tasks, 0.42 * ways + 0.7))
+    axes = figure.subplots(1, tasks)
     for number, (axis, task) in enumerate(zip(np.atleast_1d(axes), drawn, strict=True)):
         support, query = (_grid(images[part]) for part in (task[:, :shown], task[:, shots:]))
         gap = np.full((support.shape[0], images.shape[-1] // 2, support.shape[2]), 255, dtype=np.uint8)
@@ -92,11 +89,10 @@ def draw_tasks(classes: ClassSet, ways: int, shots: int, seed: int, tasks: int =
 @torch.no_grad()
 def draw_waves(learner: Learner, waves: Sinusoids, seed: int, tasks: int = 3) -> Figure:
     """Test waves: what is known of each, and the learner's answer before and after it has adapted to that."""
-    drawn = waves.draw(DRAWN_TOGETHER, generator(seed, "test", 0))[:tasks]
+    drawn = waves.draw(DRAWN_AT_ONCE, generator(seed, "test", 0))[:tasks]
     places = torch.linspace(*REACH, 201)
-    figure, axes = plt.subplots(
-        1, tasks, figsize=(3.4 * tasks, 3.2), sharex=True, sharey=True, layout="constrained"
-    )
+    figure = new_figure((3.4 * tasks, 3.2), layout="constrained")
+    axes = figure.subplots(1, tasks, sharex=True, sharey=True)
     for number, (axis, wave) in enumerate(zip(np.atleast_1d(axes), drawn, strict=True)):
         known = waves.task(wave.unsqueeze(0))
         every = torch.cat([wave[:2], known.support_images.flatten(), places])
@@ -119,13 +115,11 @@ def draw_waves(learner: Learner, waves: Sinusoids, seed: int, tasks: int = 3) ->
 
 def before_and_after(learner: Learner, task: Task) -> dict[str, Tensor]:
     """The values that the learner gives for the query items at theta_0 and at theta_J: [queries] each"""
-    prepared = learner.prepare(learner.settings.outputs, task)
-    fixed, last = learner._modulations(prepared), learner._test_steps - 1
+    prepared = learner.prepare(task)
+    fixed, last = learner.modulations(prepared), learner.test_steps - 1
     trajectory = learner.trajectory(prepared, fixed)
     ends = {"before": (trajectory[0], 0), "after": (trajectory[-1], last)}
-    return {
-        name: learner._query_logits(theta, prepared, fixed, step)[:, 0] for name, (theta, step) in ends.items()
-    }
+    return {name: learner.query_logits(theta, prepared, fixed, step)[:, 0] for name, (theta, step) in ends.items()}
 
 
 @torch.no_grad()
@@ -142,7 +136,7 @@ def draw_loss(learner: Learner) -> Figure:
     colours = {"base": QUIET, "support": ACCENT, "query": INK}
     curves = item_losses(learner, reach, torch.zeros_like(reach))
     surfaces = item_losses(learner, true.flatten(), rival.flatten())
-    figure = plt.figure(figsize=(3.7 * (1 + len(curves)), 3.6), layout="constrained")
+    figure = new_figure((3.7 * (1 + len(curves)), 3.6), layout="constrained")
     axis = figure.add_subplot(1, 1 + len(curves), 1)
     for kind, values in curves.items():
         shifted = values - values.mean() + curves["base"].mean()
@@ -170,29 +164,24 @@ def item_losses(learner: Learner, true: Tensor, rival: Tensor) -> dict[str, Tens
     labels[:, 0] = 1
     loss, base = learner.loss, cross_entropy(logits, labels)
     losses = {"base": base}
-    if loss.inductive is not None:
-        losses["support"] = _each(loss.inductive, loss.items(logits, labels, base)) + loss.settings.base * base
-    if loss.of_queries is not None:
+    inductive, transductive = loss.term("inductive"), loss.term("transductive")
+    if isinstance(inductive, NetworkTerm) and loss.settings.inductive:
+        items = inductive.inputs(logits, labels, base)
+        losses["support"] = _each(inductive, items) + loss.settings.base * base
+    if isinstance(transductive, NetworkTerm):
         scores = 0.05 + 0.9 * labels
-        items = loss.items(logits, scores, cross_entropy(logits, loss.target(scores)))
-        losses["query"] = _each(loss.of_queries, items)
+        apart = cross_entropy(logits, target_of(scores, loss.settings.target))
+        losses["query"] = _each(transductive, transductive.inputs(logits, scores, apart))
     return losses
 
 
 def _learns_loss(learner: Learner) -> bool:
-    return learner.loss.inductive is not None or learner.loss.of_queries is not None
+    return any(learner.loss.term(name) is not None for name in ("inductive", "transductive"))
 
 
-def _each(network: LossNetwork, items: Tensor) -> Tensor:
+def _each(network: NetworkTerm, items: Tensor) -> Tensor:
     """The network's loss of each item by itself."""
-    return torch.vmap(lambda item: network(item.unsqueeze(0)))(items)
-
-
-def plain(axis: Axes) -> None:
-    """The look of every plot."""
-    axis.grid(alpha=0.25)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
+    return torch.vmap(lambda item: network.mean_loss(item.unsqueeze(0)))(items)
 
 
 def _grid(images: Tensor) -> np.ndarray:
@@ -213,10 +202,3 @@ def _journal(folder: Path) -> list[dict[str, Any]]:
         return []
     # A stage that was killed may have left its last line unfinished.
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a picture, and forget the figure."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)

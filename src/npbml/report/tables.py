@@ -2,17 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from math import hypot
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from npbml.engine.evaluate import ACCURACY, Accuracy
-from npbml.report.paper import TableCell, paper_tables
-from npbml.report.terminal import with_interval
-from npbml.reproduce import Result
+from npbml.lab.paper import TableCell, paper_tables
+from npbml.lab.reproduce import Result
+from npbml.measures import ACCURACY, Figure
+from npbml.report.words import with_interval
 
 NONE = "-"
 LEGEND = (
@@ -38,23 +37,23 @@ class Line:
     results: tuple[Result, ...] = ()
 
     @property
-    def ours(self) -> Accuracy | None:
+    def ours(self) -> Figure | None:
         """The mean of the seeds, and its interval over the tasks of all of them."""
-        return over_seeds([Accuracy(result.accuracy, result.ci95) for result in self.results])
+        return over_seeds([Figure(result.accuracy, result.ci95) for result in self.results])
 
     @property
-    def scores(self) -> Accuracy | None:
+    def scores(self) -> Figure | None:
         """The same of the scores alone, where every result has them."""
         found = [result.scores for result in self.results if result.scores]
         return over_seeds(found) if len(found) == len(self.results) else None
 
     @property
-    def difference(self) -> Accuracy | None:
+    def difference(self) -> Figure | None:
         """Ours minus the paper's."""
         ours, paper = self.ours, self.cell.paper
         if ours is None or paper is None:
             return None
-        return Accuracy(ours.mean - paper.mean, hypot(ours.ci95, paper.ci95))
+        return Figure(ours.mean - paper.mean, hypot(ours.ci95, paper.ci95))
 
     @property
     def spread(self) -> str:
@@ -76,19 +75,19 @@ class Line:
         return dict(zip(COLUMNS, values, strict=True)) | {DIFFERENCE: shown(self.difference, signed=True)}
 
 
-def over_seeds(figures: Sequence[Accuracy]) -> Accuracy | None:
+def over_seeds(figures: Sequence[Figure]) -> Figure | None:
     """Their mean, and its interval over the tasks of all."""
     if not figures:
         return None
     mean = sum(figure.mean for figure in figures) / len(figures)
-    return Accuracy(mean, hypot(*(figure.ci95 for figure in figures)) / len(figures))
+    return Figure(mean, hypot(*(figure.ci95 for figure in figures)) / len(figures))
 
 
-def shown(figure: Accuracy | None, signed: bool = False) -> str:
+def shown(figure: Figure | None, signed: bool = False) -> str:
     return with_interval(ACCURACY, *figure, signed=signed) if figure else NONE
 
 
-def mean(figure: Accuracy | None, signed: bool = False) -> str:
+def mean(figure: Figure | None, signed: bool = False) -> str:
     return f"{figure.mean:{'+' if signed else ''}.2f}" if figure else NONE
 
 
@@ -158,45 +157,6 @@ def summary(results: Sequence[Result]) -> list[str]:
     lines = [line for line in lines_of(cells, used) if line.results or line.cell.paper]
     columns = [name for name in columns_of(lines) if name not in ("row", "method")]
     return ["NPBML, 5-way. " + LEGEND, "", *markdown_table(lines, columns), *below]
-
-
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1b3a4b; max-width: 75rem; margin: 2rem auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .7rem; text-align: left; border-bottom: 1px solid #dde3e8; white-space: nowrap; }
-tr.none { color: #8d99ae; }
-img { max-width: 100%; margin: 1rem 0; }
-"""
-
-
-def html(results: Sequence[Result]) -> str:
-    """One page with every table and its picture, and nothing that lies elsewhere."""
-    from npbml.report.tables_picture import picture_of  # matplotlib is slow to load
-
-    parts = []
-    for title, lines in sections(results).items():
-        parts += [f"<h2>{escape(title)}</h2>", _html_table(lines)]
-        if any(line.results for line in lines):
-            parts.append(f'<img alt="{escape(title)}, ours and the paper\'s" src="{picture_of(lines)}">')
-    title = "The paper's tables, and ours"
-    return "\n".join(
-        [
-            f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>',
-            f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n<p>{escape(LEGEND)}</p>",
-            *parts,
-            *(f"<p>{escape(note)}</p>" for note in notes(results)),
-            "</body>\n</html>\n",
-        ]
-    )
-
-
-def _html_table(lines: Sequence[Line]) -> str:
-    columns = columns_of(lines)
-    rows = [f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in columns)}</tr>"]
-    for line in lines:
-        cells = "".join(f"<td>{escape(line.texts()[name])}</td>" for name in columns)
-        rows.append(f"<tr>{cells}</tr>" if line.results else f'<tr class="none">{cells}</tr>')
-    return "\n".join(["<table>", *rows, "</table>"])
 
 
 def terminal_tables(results: Sequence[Result]) -> RenderableType:

@@ -4,13 +4,12 @@ import base64
 from collections.abc import Sequence
 from io import BytesIO
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from npbml.engine.evaluate import Accuracy
-from npbml.report.paper import TableCell
-from npbml.report.pictures import ACCENT, INK, QUIET, plain
+from npbml.lab.paper import TableCell
+from npbml.measures import Figure as Result
+from npbml.report.drawing import ACCENT, INK, QUIET, new_figure, plain
 from npbml.report.tables import Line
 
 COLOURS = (ACCENT, INK, "#edae49", "#00798c", "#7768ae")
@@ -21,7 +20,8 @@ def draw_table(lines: Sequence[Line]) -> Figure:
     found = [line for line in lines if line.results]
     cells = list(dict.fromkeys(line.cell for line in found))
     protocols = list(dict.fromkeys(line.protocol for line in found))
-    figure, axis = plt.subplots(figsize=(9, 1.5 + 0.3 * len(cells)), layout="constrained")
+    figure = new_figure((9, 1.5 + 0.3 * len(cells)), layout="constrained")
+    axis = figure.subplots()
     for row, cell in enumerate(cells):
         _draw_point(axis, row, cell.paper, "the paper", QUIET, "D")
     for line in found:
@@ -37,7 +37,7 @@ def draw_table(lines: Sequence[Line]) -> Figure:
     return figure
 
 
-def _draw_point(axis: Axes, place: float, figure: Accuracy | None, label: str, colour: str, mark: str) -> None:
+def _draw_point(axis: Axes, place: float, figure: Result | None, label: str, colour: str, mark: str) -> None:
     if figure:
         axis.errorbar(figure.mean, place, xerr=figure.ci95, fmt=mark, ms=5, capsize=2.5, color=colour, label=label)
 
@@ -46,7 +46,6 @@ def picture_of(lines: Sequence[Line]) -> str:
     """The picture as an address that holds it."""
     figure, file = draw_table(lines), BytesIO()
     figure.savefig(file, format="png", dpi=130)
-    plt.close(figure)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 

@@ -1,18 +1,17 @@
 """What a run shows in a terminal: progress bars and tables."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from npbml.engine.evaluate import ACCURACY, MEASURES, Accuracy, Measure
-from npbml.stages.loop import Observer
+from npbml.measures import Figure
+from npbml.report.words import best_of, duration, heading, measure_of, task_words, with_interval
+from npbml.stages.observer import Observer
 
 
 class Terminal(Observer):
@@ -116,37 +115,8 @@ class _Rate(ProgressColumn):
         return Text(f"{done / elapsed:5.1f}/s" if elapsed and done else "")
 
 
-def task_words(dataset: str, ways: int, shots: int) -> str:
-    """5-way 1-shot glyphs; of waves, which have no classes, 10-shot sinusoid."""
-    return f"{shots}-shot {dataset}" if dataset == "sinusoid" else f"{ways}-way {shots}-shot {dataset}"
-
-
-def measure_of(record: Mapping[str, Any]) -> Measure:
-    """What was measured of the method that the record is about."""
-    return next((measure for measure in MEASURES.values() if measure.name in record), ACCURACY)
-
-
-def with_interval(measure: Measure, mean: float, ci95: float, signed: bool = False) -> str:
-    """61.23 ± 0.46, in the unit of the measure, which is not repeated here."""
-    digits = 2 if measure is ACCURACY else 4
-    return f"{mean:{'+' if signed else ''}.{digits}f} ± {ci95:.{digits}f}"
-
-
-def heading(measure: Measure) -> str:
-    """The name of the measure, and its unit."""
-    return "accuracy, %" if measure is ACCURACY else measure.name
-
-
-def best_of(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The record with the best result; NaN is none."""
-    tested = [record for record in records if not math.isnan(record.get(measure_of(record).name, math.nan))]
-    measure = measure_of(records[0] if not tested else tested[0])
-    sign = -1 if measure.lower else 1
-    return max(tested, key=lambda record: sign * record[measure.name], default=None)
-
-
 def results_table(
-    records: Sequence[Mapping[str, Any]], paired_difference: Callable[[str, str, str], Accuracy | None]
+    records: Sequence[Mapping[str, Any]], paired_difference: Callable[[str, str, str], Figure | None]
 ) -> Table:
     """The result of every method, and by how much the first is better than the others on the same tasks."""
     first, best = records[0], best_of(records)
@@ -192,7 +162,7 @@ def settings_table(rows: Sequence[tuple[str, str, Any]]) -> Table:
     return table
 
 
-def labels_table(names: Sequence[str], classes: Sequence[Any], probabilities: np.ndarray) -> Table:
+def labels_table(names: Sequence[str], classes: Sequence[Any], probabilities: Any) -> Table:
     """The label of each picture with its probability."""
     table = Table(box=None, header_style="bold")
     table.add_column("picture", overflow="fold")
@@ -201,13 +171,3 @@ def labels_table(names: Sequence[str], classes: Sequence[Any], probabilities: np
     for name, row in zip(names, probabilities, strict=True):
         table.add_row(Text(name), Text(str(classes[row.argmax()])), f"{row.max():.3f}")
     return table
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words: 45 s, 3 min 20 s, 2 h 5 min."""
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds} s"
-    if seconds < 3600:
-        return f"{seconds // 60} min {seconds % 60} s"
-    return f"{seconds // 3600} h {seconds % 3600 // 60} min"

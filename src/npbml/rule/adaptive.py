@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 from npbml.nets.layers import initialise
 from npbml.rule.descend import Parameters
+from npbml.rule.loss import Items, Sizes
+from npbml.rule.settings import LossSettings
 
 EPS = 1e-12
 
@@ -31,38 +33,44 @@ class AdaptiveLoss(nn.Module):
         return F.linear(F.relu(F.linear(items, w1, b1)), w2, b2).mean()
 
 
-class AdaptiveLosses(nn.Module):
-    """M_j = CE_S + L^S_j + L^Q_j: the learned terms of every step j, those that are on."""
+class PerStep(nn.ModuleList):
+    """A term with a network of its own for every inner step."""
 
-    def __init__(self, ways: int, tensors: int, steps: int, support: bool = True, query: bool = True) -> None:
-        """`ways` classes and `tensors` adapted tensors: the sizes of the networks' inputs."""
-        super().__init__()
+    def __init__(self, inputs: int, state: int, steps: int) -> None:
+        super().__init__(AdaptiveLoss(inputs, state) for _ in range(steps))
 
-        def networks(inputs: int, state: int) -> nn.ModuleList:
-            return nn.ModuleList(AdaptiveLoss(inputs, state) for _ in range(steps))
-
-        both = tensors + ways + 1
-        self.support = networks(both + ways, tensors + 1) if support else None
-        self.query = networks(both, both) if query else None
-
-    def forward(
-        self, step: int, base: Tensor, theta: Parameters, support: Tensor, labels: Tensor, query: Tensor
-    ) -> dict[str, Tensor]:
-        """base = CE_S, support logits and labels one-hot [n, ways], query logits [m, ways] -> terms by name"""
-        terms = {}
-        if self.support is not None:
-            terms["adaptive_support"] = self.support[step](*support_inputs(base, theta, support, labels))
-        if self.query is not None:
-            terms["adaptive_query"] = self.query[step](*query_inputs(theta, query))
-        return terms
-
-    def begin(self, std: float, generator: torch.Generator) -> None:
+    def begin(self, std: float, generator: torch.Generator, uniform_bias: bool) -> None:
         """Weights ~ N(0, std^2), biases 0; k = c = 0, so that the adapters begin without effect."""
         initialise(self, std, generator)
-        for part in self.modules():
-            if isinstance(part, AdaptiveLoss):
-                nn.init.zeros_(part.k)
-                nn.init.zeros_(part.c)
+        for part in self:
+            nn.init.zeros_(part.k)  # type: ignore[arg-type]
+            nn.init.zeros_(part.c)  # type: ignore[arg-type]
+
+
+class AdaptiveSupport(PerStep):
+    """L^S_j, on the support items."""
+
+    fixes_ways = per_step = True
+
+    def __init__(self, sizes: Sizes, settings: LossSettings) -> None:
+        super().__init__(sizes.tensors + 2 * sizes.outputs + 1, sizes.tensors + 1, sizes.steps)
+
+    def forward(self, items: Items) -> Tensor:
+        seen = support_inputs(items.base.mean(), items.theta, items.support, items.labels)
+        return self[items.step](*seen)
+
+
+class AdaptiveQuery(PerStep):
+    """L^Q_j, on the query items."""
+
+    fixes_ways = per_step = needs_query = needs_classes = True
+
+    def __init__(self, sizes: Sizes, settings: LossSettings) -> None:
+        inputs = sizes.tensors + sizes.outputs + 1
+        super().__init__(inputs, inputs, sizes.steps)
+
+    def forward(self, items: Items) -> Tensor:
+        return self[items.step](*query_inputs(items.theta, items.query))
 
 
 def support_inputs(base: Tensor, theta: Parameters, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,42 +1,16 @@
 """The inner loop (Algorithm 2): descend on the learned loss from theta_0, differentiably."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from npbml.settings import setting
+import npbml.torch_compiler  # noqa: F401
+from npbml.rule.settings import InnerSettings
 
 Parameters = dict[str, Tensor]
 StepLoss = Callable[[Parameters, int], Tensor]  # theta, and the number of the step -> M
-
-
-@dataclass(frozen=True)
-class InnerSettings:
-    """The inner loop."""
-
-    steps: int = setting(5, low=1)
-    """Inner gradient steps J."""
-    test_steps: int | None = setting(None, low=1)
-    """Inner steps on validation and test tasks; as many as in training if not given."""
-    lr: float = setting(0.01, above=0)
-    """Inner learning rate alpha; the start of it where it is learned."""
-    momentum: float = setting(0.9, low=0, high=1)
-    """Momentum of the inner SGD, differentiated through."""
-    nesterov: bool = setting(True)
-    """Nesterov's form of momentum."""
-    weight_decay: float = setting(5e-4, low=0)
-    """Coupled weight decay on every adapted tensor."""
-    layers: Literal["all", "body", "head"] = setting("all")
-    """What adapts of the tail and the head: both, the tail alone, the head alone."""
-    last_blocks: int | None = setting(None, low=1)
-    """Of the tail, only this many blocks adapt, counted from the last; all of them if not given."""
-    batch: Literal["joint", "support"] = setting("joint")
-    """Images in the inner loop's batch: support and query, or support alone (docs/method.md, item 2)."""
-    final_batch: Literal["query", "joint"] = setting("query")
-    """Images in the batch of the scored prediction (item 3)."""
 
 
 class Point(NamedTuple):

@@ -1,37 +1,20 @@
 """The classification head h: how a task's classes start."""
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from npbml.settings import setting
-
-
-@dataclass(frozen=True)
-class HeadSettings:
-    """The classification head."""
-
-    kind: Literal["unicorn", "linear"] = setting("unicorn")
-    """unicorn: one vector copied to every class; linear: a row of its own for each class slot."""
-    copy: Literal["expand", "value"] = setting("expand")
-    """expand: the copy carries gradient to the vector; value: it does not (docs/method.md, item 13)."""
-    centred: bool = setting(False)
-    """The head sees embeddings less the mean of their batch. What all images have in common tells no class from
-    another, but bounds the step that the inner loop can take."""
+from npbml.rule.settings import HeadSettings
 
 
 class Head(nn.Module):
-    """One row (unicorn) or `outputs` rows (linear) of weights and biases.
+    """`rows` rows of weights and biases, from which a task's head starts.
 
     With a warp, a matrix T that starts as the identity multiplies the logits (T-Net).
     """
 
-    def __init__(self, width: int, outputs: int, settings: HeadSettings, warp: bool = False) -> None:
+    def __init__(self, width: int, rows: int, outputs: int, settings: HeadSettings, warp: bool = False) -> None:
         super().__init__()
-        rows = 1 if settings.kind == "unicorn" else outputs
         self.weight = nn.Parameter(torch.zeros(rows, width))
         self.bias = nn.Parameter(torch.zeros(rows))
         self.warp = nn.Parameter(torch.eye(outputs)) if warp else None
@@ -48,3 +31,21 @@ class Head(nn.Module):
             embeddings = embeddings - embeddings.mean(0)
         logits = F.linear(embeddings, weight, bias)
         return logits if self.warp is None else F.linear(logits, self.warp)
+
+
+class UnicornHead(Head):
+    """One vector, copied to every class (Ye and Chao, 2022)."""
+
+    alike = True
+
+    def __init__(self, width: int, outputs: int, settings: HeadSettings, warp: bool = False) -> None:
+        super().__init__(width, 1, outputs, settings, warp)
+
+
+class LinearHead(Head):
+    """A row of its own for each class."""
+
+    fixes_ways = True
+
+    def __init__(self, width: int, outputs: int, settings: HeadSettings, warp: bool = False) -> None:
+        super().__init__(width, outputs, outputs, settings, warp)

@@ -1,83 +1,81 @@
-"""The meta-learned loss M = L_base + L^S + L^Q + R (the paper's section 3.3), and the losses of other methods."""
+"""The meta-learned loss M = L_base + L^S + L^Q + R (the paper's section 3.3), and the terms of other methods.
+
+A term is a module of the registry `LOSS_TERMS`, made from `Sizes` and called with `Items`:
+
+    @npbml.LOSS_TERMS("margin")
+    class Margin(npbml.LossTerm):
+        def forward(self, items):
+            return ...  # a scalar
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from npbml.nets.layers import initialise
-from npbml.rule.adaptive import AdaptiveLosses
+from npbml.parts import LOSS_TERMS
 from npbml.rule.critic import Critic
 from npbml.rule.descend import Parameters
 from npbml.rule.modulate import FiLM, small_linear
-from npbml.settings import setting
+from npbml.rule.settings import LossSettings
 
 EPS = 1e-12  # keeps the second derivatives of a root finite where a tensor is zero or constant
 
 
-@dataclass(frozen=True)
-class LossSettings:
-    """The meta-learned loss."""
+class Sizes(NamedTuple):
+    """What the networks of the loss are sized by."""
 
-    base: bool = setting(True)
-    """Cross-entropy on the support set, or squared error for values."""
-    inductive: bool = setting(True)
-    """The inductive network L^S, on the support set."""
-    transductive: bool = setting(True)
-    """The transductive network L^Q, on the query images and their relation scores."""
-    regulariser: bool = setting(True)
-    """The regulariser R, on statistics of the adapted tensors."""
-    adaptive_support: bool = setting(False)
-    """A network for each inner step on the support set, adapted to the task (MeTAL)."""
-    adaptive_query: bool = setting(False)
-    """A network for each inner step on the query images, adapted to the task (MeTAL)."""
-    critic_steps: int = setting(0, low=0)
-    """Steps on the critic of the query predictions, after those on the other terms (SCA); 0: no critic."""
-    hidden: int = setting(40, low=1)
-    """Width of the two hidden layers."""
-    film: bool = setting(True)
-    """Modulate the loss networks (docs/method.md, item 19)."""
-    inputs: Literal["logits", "softmax"] = setting("logits")
-    """Predictions as the networks see them: raw logits or probabilities (item 16)."""
-    target: Literal["argmax", "soft"] = setting("argmax")
-    """The query items' target: the class of the highest relation score, or the normalised scores (item 21)."""
-    trust: float = setting(0.0, low=0)
-    """Add the query items' cross-entropy to their target to L^Q, by a weight that begins here and is learned."""
-    activation: Literal["identity", "smooth_leaky"] = setting("identity")
-    """Output activation; smooth_leaky is x/4 + 3/4 softplus_5(x) (item 17)."""
-    share: bool = setting(False)
-    """Let L^Q use the network of L^S, as the reference code does (item 20)."""
-    statistics: Literal["exact", "reference"] = setting("exact")
-    """R's inputs; reference: mean and deviation carry no gradient and L1 is L2 (item 15)."""
-    averaged: bool = setting(False)
-    """Divide L1 by the number of entries and L2 by its root: over a whole layer the sums run into thousands."""
+    outputs: int  # of the head: the number of classes, or of values
+    tensors: int  # that adapt
+    steps: int  # of the inner loop
 
-    @property
-    def learned(self) -> dict[str, bool]:
-        """The terms that have networks, and whether they are on."""
-        names = ("inductive", "transductive", "regulariser", "adaptive_support", "adaptive_query")
-        return {name: getattr(self, name) for name in names}
 
-    @property
-    def fixes_ways(self) -> bool:
-        """Whether a network's input has a slot for each class, so that it takes one number of ways only."""
-        return self.critic_steps > 0 or any(on for name, on in self.learned.items() if name != "regulariser")
+class Items(NamedTuple):
+    """What a term of the loss may look at, of one inner step of one task."""
+
+    support: Tensor  # logits [n, outputs]
+    labels: Tensor  # [n, outputs]: one-hot, or values
+    query: Tensor  # logits [m, outputs]; no rows where the inner batch has no query items
+    scores: Tensor  # [m, outputs] of the query items, or [m, 0]
+    theta: Parameters  # the adapted tensors by name
+    step: int
+    base: Tensor  # the base loss of each support item, [n]
+    score_weight: Tensor | None = None  # of the query items' cross-entropy to their scores
+
+
+class LossTerm(nn.Module):
+    """One term of the inner loss. A subclass defines `forward`, and `begin` where it has weights to draw."""
+
+    symbol = ""
+    learned = True
+    fixes_ways = needs_query = needs_scores = needs_classes = per_step = False
+
+    def __init__(self, sizes: Sizes, settings: LossSettings) -> None:
+        super().__init__()
+
+    def forward(self, items: Items) -> Tensor:
+        """The value of the term, a scalar."""
+        raise TypeError(f"{type(self).__name__} is a loss term without a `forward`: define one.")
+
+    def begin(self, std: float, generator: torch.Generator, uniform_bias: bool) -> None:
+        """Draw what starts at random: the weights of linear layers and convolutions ~ N(0, std^2)."""
+        initialise(self, std, generator, uniform_bias)
 
 
 class LossNetwork(nn.Module):
     """inputs -> hidden -> hidden -> 1, each linear layer modulated by its own input (Figure 4)."""
 
     def __init__(self, inputs: int, hidden: int, film: bool, activation: str = "identity") -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         sizes = [(inputs, hidden), (hidden, hidden), (hidden, 1)]
         self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in sizes)
         self.films = nn.ModuleList(FiLM(i, o) for i, o in sizes) if film else None
         self.activation = activation
 
-    def forward(self, x: Tensor) -> Tensor:
+    def mean_loss(self, x: Tensor) -> Tensor:
         """items [n, inputs] -> their mean loss, a scalar"""
         for index, layer in enumerate(self.layers):
             y = small_linear(x, layer)  # type: ignore[arg-type]
@@ -89,6 +87,69 @@ class LossNetwork(nn.Module):
         return x.mean()
 
 
+class BaseTerm(LossTerm):
+    """L_base: cross-entropy on the support set, or squared error for values."""
+
+    learned = False
+
+    def forward(self, items: Items) -> Tensor:
+        return items.base.mean()
+
+
+class NetworkTerm(LossNetwork, LossTerm):
+    """A term that is a network of its own."""
+
+    def __init__(self, inputs: int, settings: LossSettings) -> None:
+        LossNetwork.__init__(self, inputs, settings.hidden, settings.film, settings.activation)
+        self.settings = settings
+
+    def inputs(self, logits: Tensor, target: Tensor, loss: Tensor) -> Tensor:
+        """What the network sees of items: predictions, target and base loss, [n, 2 * outputs + 1]."""
+        predictions = logits.softmax(-1) if self.settings.inputs == "softmax" else logits
+        return torch.cat([predictions, target, loss.unsqueeze(-1)], -1)
+
+
+class Inductive(NetworkTerm):
+    """L^S: a network on the support items, with a slot for each class."""
+
+    fixes_ways = True
+
+    def __init__(self, sizes: Sizes, settings: LossSettings) -> None:
+        super().__init__(2 * sizes.outputs + 1, settings)
+
+    def forward(self, items: Items) -> Tensor:
+        return self.mean_loss(self.inputs(items.support, items.labels, items.base))
+
+
+class Transductive(NetworkTerm):
+    """L^Q: a network on the query items and their scores, with a slot for each class."""
+
+    fixes_ways = needs_query = needs_scores = needs_classes = True
+
+    def __init__(self, sizes: Sizes, settings: LossSettings) -> None:
+        super().__init__(2 * sizes.outputs + 1, settings)
+
+    def forward(self, items: Items) -> Tensor:
+        return query_term(self, items)
+
+
+def query_term(network: NetworkTerm, items: Items) -> Tensor:
+    """L^Q by a network, which may be that of L^S, and the weighted cross-entropy to the scores."""
+    apart = cross_entropy(items.query, target_of(items.scores, network.settings.target))
+    value = network.mean_loss(network.inputs(items.query, items.scores, apart))
+    return value if items.score_weight is None else value + items.score_weight * apart.mean()
+
+
+class Regulariser(NetworkTerm):
+    """R: a network on statistics of the adapted tensors."""
+
+    def __init__(self, sizes: Sizes, settings: LossSettings) -> None:
+        super().__init__(4 * sizes.tensors, settings)
+
+    def forward(self, items: Items) -> Tensor:
+        return self.mean_loss(tensor_statistics(items.theta, self.settings).unsqueeze(0))
+
+
 class LearnedLoss(nn.Module):
     """M(support, query, theta), the sum of the terms that are switched on."""
 
@@ -97,85 +158,67 @@ class LearnedLoss(nn.Module):
     ) -> None:
         """`outputs` of the head, `tensors` adapted tensors and inner `steps`: the sizes of the networks."""
         super().__init__()
-        self.settings, self.base = settings, base or cross_entropy
-
-        def network(inputs: int) -> LossNetwork:
-            return LossNetwork(inputs, settings.hidden, settings.film, settings.activation)
-
-        self.inductive = network(2 * outputs + 1) if settings.inductive else None
-        own = settings.transductive and not settings.share
-        self.transductive = network(2 * outputs + 1) if own else None
-        self.trust: nn.Parameter | None = None
-        if settings.transductive and settings.trust:
-            self.trust = nn.Parameter(torch.tensor(settings.trust))
-        self.regulariser = network(4 * tensors) if settings.regulariser else None
-        sides = (settings.adaptive_support, settings.adaptive_query)
-        self.adaptive = AdaptiveLosses(outputs, tensors, steps, *sides) if any(sides) else None
+        self.settings, self.base_loss = settings, base or cross_entropy
+        sizes, weighted = Sizes(outputs, tensors, steps), settings.transductive and settings.score_weight
+        self.score_weight = nn.Parameter(torch.tensor(settings.score_weight)) if weighted else None
+        self.active = settings.active  # once: to look for it is slow, and a compiler cannot
+        # L^Q by the network of L^S has one name: of two, compiled code keeps an old value.
+        self.names = tuple(name for name in self.active if not (settings.share and name == "transductive"))
+        for name in self.names:
+            self.add_module(name, LOSS_TERMS.get(name)(sizes, settings))
         self.critic = Critic(outputs) if settings.critic_steps else None
 
-    @property
-    def of_queries(self) -> LossNetwork | None:
-        """The network of L^Q. One that is shared has one name: of two, compiled code keeps an old value."""
-        return self.inductive if self.settings.transductive and self.settings.share else self.transductive
+    def term(self, name: str) -> nn.Module | None:
+        """The module of a term, where it is on; of L^Q, that of L^S where they share it."""
+        shared = name == "transductive" and self.settings.transductive and self.settings.share
+        return self._modules.get("inductive" if shared else name)
 
     def begin(self, std: float, generator: torch.Generator, uniform_bias: bool = False) -> None:
         """The start of every network."""
-        for part in (self.inductive, self.transductive, self.regulariser):
-            if part is not None:
-                initialise(part, std, generator, uniform_bias)
-        for other in (self.adaptive, self.critic):
-            if other is not None:
-                other.begin(std, generator)
+        for name in self.names:
+            self.get_submodule(name).begin(std, generator, uniform_bias)  # type: ignore[operator]
+        if self.critic is not None:
+            self.critic.begin(std, generator)
 
     def forward(
         self, support: Tensor, labels: Tensor, query: Tensor, scores: Tensor, theta: Parameters, step: int = 0
     ) -> Tensor:
-        """support logits [n, outputs], labels one-hot [n, outputs], query logits and relation scores [m, ways]"""
+        """support logits [n, outputs], labels one-hot [n, outputs], query logits and scores [m, ways]"""
         return sum(self.terms(support, labels, query, scores, theta, step).values(), support.new_zeros(()))
 
     def terms(
         self, support: Tensor, labels: Tensor, query: Tensor, scores: Tensor, theta: Parameters, step: int = 0
     ) -> dict[str, Tensor]:
         """Each term by its name."""
-        base = self.base(support, labels)
-        terms = {}
-        if self.settings.base:
-            terms["base"] = base.mean()
-        if self.inductive is not None:
-            terms["inductive"] = self.inductive(self.items(support, labels, base))
-        if self.of_queries is not None:
-            apart = cross_entropy(query, self.target(scores))
-            terms["transductive"] = self.of_queries(self.items(query, scores, apart))
-            if self.trust is not None:
-                terms["transductive"] = terms["transductive"] + self.trust * apart.mean()
-        if self.regulariser is not None:
-            terms["regulariser"] = self.regulariser(self.summary(theta).unsqueeze(0))
-        if self.adaptive is not None:
-            terms |= self.adaptive(step, base.mean(), theta, support, labels, query)
-        return terms
+        base = self.base_loss(support, labels)
+        items = Items(support, labels, query, scores, theta, step, base, self.score_weight)
+        values: dict[str, Tensor] = {}
+        for name in self.active:
+            own = self._modules.get(name)
+            values[name] = query_term(self.term(name), items) if own is None else own(items)  # type: ignore[arg-type]
+        return values
 
-    def items(self, logits: Tensor, target: Tensor, loss: Tensor) -> Tensor:
-        predictions = logits.softmax(-1) if self.settings.inputs == "softmax" else logits
-        return torch.cat([predictions, target, loss.unsqueeze(-1)], -1)
 
-    def target(self, scores: Tensor) -> Tensor:
-        if self.settings.target == "soft":
-            return scores / scores.sum(-1, keepdim=True)
-        return one_hot(scores.argmax(-1), scores.shape[-1], scores.dtype)
+def target_of(scores: Tensor, kind: str) -> Tensor:
+    """The target of query items with these scores: the class of the highest one, or the normalised scores."""
+    if kind == "soft":
+        return scores / scores.sum(-1, keepdim=True)
+    return one_hot(scores.argmax(-1), scores.shape[-1], scores.dtype)
 
-    def summary(self, theta: Parameters) -> Tensor:
-        """mean, deviation, L1 and L2 norm of each adapted tensor, in order: [4 * tensors]"""
-        rows = []
-        for tensor in theta.values():
-            spread = tensor.var(correction=min(1, tensor.numel() - 1))  # unbiased, but 0 for a single number
-            mean, deviation = tensor.mean(), (spread + EPS).sqrt()
-            l1, l2 = tensor.abs().sum(), (tensor.square().sum() + EPS).sqrt()
-            if self.settings.averaged:
-                l1, l2 = l1 / tensor.numel(), l2 / tensor.numel() ** 0.5
-            if self.settings.statistics == "reference":
-                mean, deviation, l1 = mean.detach(), deviation.detach(), l2
-            rows += [mean, deviation, l1, l2]
-        return torch.stack(rows)
+
+def tensor_statistics(theta: Parameters, settings: LossSettings) -> Tensor:
+    """mean, deviation, L1 and L2 norm of each adapted tensor, in order: [4 * tensors]"""
+    rows = []
+    for tensor in theta.values():
+        spread = tensor.var(correction=min(1, tensor.numel() - 1))  # unbiased, but 0 for a single number
+        mean, deviation = tensor.mean(), (spread + EPS).sqrt()
+        l1, l2 = tensor.abs().sum(), (tensor.square().sum() + EPS).sqrt()
+        if settings.averaged:
+            l1, l2 = l1 / tensor.numel(), l2 / tensor.numel() ** 0.5
+        if settings.statistics == "reference":
+            mean, deviation, l1 = mean.detach(), deviation.detach(), l2
+        rows += [mean, deviation, l1, l2]
+    return torch.stack(rows)
 
 
 def one_hot(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:

@@ -1,28 +1,9 @@
 """Task-adaptive modulation: FiLM_psi(x) = (gamma_psi + 1) x + beta_psi (the paper's section 3.4)."""
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-
-from npbml.settings import setting
-
-
-@dataclass(frozen=True)
-class FilmSettings:
-    """Modulation of the encoder's last block and of its warp."""
-
-    enabled: bool = setting(True)
-    """Modulate the encoder and the warp."""
-    conditioning: Literal["item", "batch"] = setting("item")
-    """Each item by its own pooled activations, or all by the batch's mean (docs/method.md, item 4)."""
-    refresh: Literal["pass", "task"] = setting("pass")
-    """Generate anew in every pass, or once for a task at theta_0; task needs conditioning batch (item 5)."""
-    shortcut: bool = setting(False)
-    """Modulate the shortcut of a residual block as well (item 6)."""
-    adapt: bool = setting(False)
-    """Let the inner loop adapt the encoder's generators too (item 10)."""
 
 
 class FiLM(nn.Module):
@@ -32,6 +13,7 @@ class FiLM(nn.Module):
         super().__init__()
         self.generator = nn.Linear(inputs, 2 * outputs)
         self.conditioning = conditioning
+        self.place = object()  # what its modulation is kept under: the same in every copy that holds other tensors
 
     def generate(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """u [n, inputs, ...] -> gamma and beta, [n or 1, outputs]"""
@@ -50,9 +32,9 @@ class FiLM(nn.Module):
         if fixed is None:
             gamma, beta = self.generate(u)
         else:
-            if self not in fixed:
-                fixed[self] = self.generate(u)
-            gamma, beta = fixed[self]
+            if self.place not in fixed:
+                fixed[self.place] = self.generate(u)
+            gamma, beta = fixed[self.place]
         space = (1,) * (y.dim() - 2)
         return (1 + gamma).view(*gamma.shape, *space) * y + beta.view(*beta.shape, *space)
 

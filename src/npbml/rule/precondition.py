@@ -6,63 +6,52 @@ after weight decay and momentum. Each is one published rule, and a chain of them
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from npbml.errors import SettingError
 from npbml.nets.layers import initialise
+from npbml.parts import PRECONDITIONERS
 from npbml.rule.descend import Parameters, Point
-from npbml.settings import setting
+from npbml.rule.settings import PreconditionSettings
 
-Kind = Literal["rates", "diagonal", "kronecker", "svd", "svd_approx", "unit_mask", "context_mask", "generated"]
 Shapes = Mapping[str, torch.Size]
+ALFA_DECAY = 5e-4  # what generated weight decay starts from, as a multiple of the learning rate
+CONTEXT, PASSES, MIXTURE = 300, 2, 5  # ModGrad: length of z, passes (the first has z = 0), candidates of a vector
 
 
-@dataclass(frozen=True)
-class PreconditionSettings:
-    """What is done to the gradient before it is subtracted."""
+class Preconditioner(nn.Module):
+    """One link of the chain, (direction, point) -> direction, for the tensors whose shapes it is made with.
 
-    chain: tuple[Kind, ...] = setting(())
-    """Parts, in the order in which they are applied to the gradient; none: the plain gradient times inner.lr."""
-    uniform: bool = setting(False)
-    """Start the diagonal from U[0.005, 0.1] instead of inner.lr everywhere (Meta-SGD)."""
-    decay: float = setting(5e-4, low=0)
-    """Weight decay that generated starts from, as a multiple of inner.lr (ALFA's lambda)."""
-    context: int = setting(300, low=1)
-    """Length of the context vector z that context_mask generates its masks from (ModGrad)."""
-    passes: int = setting(2, low=1)
-    """Passes of context_mask: the first has z = 0, each further one refines z by a look-ahead."""
-    mixture: int = setting(5, low=1)
-    """Candidates that context_mask mixes each of its vectors from."""
-
-
-class Part(nn.Module):
-    """One link of the chain, (direction, point) -> direction, for the tensors whose shapes it is made with."""
+    A subclass defines `transform`, where a tensor's direction depends on nothing else, or `forward`. It states
+    what is true of it among the attributes below, and draws what starts at random in `begin`.
+    """
 
     sets_rate = False  # its start is the learning rate
     per_step = False  # it has parameters for each step
     fits_shapes = False  # its parameters grow with the tensors
+    of_kernels = False  # it acts on convolutions only
+    masks_units = False  # it sets whole rows of a gradient to zero
     noise = 0  # random numbers that a task needs
 
     def __init__(self, shapes: Shapes, steps: int, lr: float, settings: PreconditionSettings) -> None:
+        """`shapes` of the adapted tensors by name, inner `steps`, and the learning rate before it."""
         super().__init__()
 
     def begin(self, std: float, generator: torch.Generator) -> None:
         """Draw what starts at random."""
 
     def forward(self, direction: Parameters, point: Point) -> Parameters:
+        """The direction, tensors by name, and where the step is taken -> the direction after this part."""
         return {name: self.transform(name, g) for name, g in direction.items()}
 
     def transform(self, name: str, g: Tensor) -> Tensor:
         """What becomes of one tensor's direction, where that depends on nothing else."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has neither `transform` nor `forward`: define one of them.")
 
 
-class Rates(Part):
+class Rates(Preconditioner):
     """a_{l,j} g^l: a learning rate for each tensor and step (LSLR, of MAML++)."""
 
     sets_rate = per_step = True
@@ -77,7 +66,7 @@ class Rates(Part):
         return {name: rate[name] * g for name, g in direction.items()}
 
 
-class Diagonal(Part):
+class Diagonal(Preconditioner):
     """alpha .* g, where alpha has the shape of theta (Meta-SGD)."""
 
     sets_rate = fits_shapes = True
@@ -96,7 +85,7 @@ class Diagonal(Part):
         return self.rate[key(name)] * g
 
 
-class Kronecker(Part):
+class Kronecker(Preconditioner):
     """G x_1 M_o x_2 M_i x_3 M_f, so that vec G is multiplied by M_o (x) M_i (x) M_f (Meta-Curvature).
 
     A kernel [o, i, kh, kw] is G [o, i, kh * kw]; a matrix has M_o and M_i alone, a vector a factor for each entry.
@@ -126,12 +115,14 @@ class Kronecker(Part):
         return product.reshape(g.shape)
 
 
-class Svd(Part):
+class Svd(Preconditioner):
     """U diag(s) U^t G for every kernel, where G [o, i * kh * kw] = U S V^t and s = softplus_2(m) (GAP).
 
     This is U diag(s .* S) V^t: the singular values are scaled. U is held constant, as the derivative of an SVD
     does not exist where singular values meet. Tensors that are no kernels pass.
     """
+
+    of_kernels = True
 
     def __init__(self, shapes: Shapes, steps: int, lr: float, settings: PreconditionSettings) -> None:
         super().__init__(shapes, steps, lr, settings)
@@ -158,14 +149,14 @@ class SvdApprox(Svd):
         return s.unsqueeze(1) * g if g.shape[0] <= g.shape[1] else g * s
 
 
-class UnitMask(Part):
+class UnitMask(Preconditioner):
     """m .* g, where m in {0, 1} is drawn for each output unit with P(m = 1) = sigmoid(zeta) (MT-Net).
 
     The weight and the bias of a layer share the draws. Forward m is hard; backward it is the soft
     sigmoid(zeta + log u - log(1 - u)), which is a Gumbel-softmax over (zeta, 0) at temperature 1.
     """
 
-    fits_shapes = True
+    fits_shapes = masks_units = True
 
     def __init__(self, shapes: Shapes, steps: int, lr: float, settings: PreconditionSettings) -> None:
         super().__init__(shapes, steps, lr, settings)
@@ -209,7 +200,7 @@ class Mixture(nn.Module):
         return weights @ candidates.unflatten(0, (self.candidates, -1))
 
 
-class ContextMask(Part):
+class ContextMask(Preconditioner):
     """Psi(z) .* g, a mask of rank one before its ReLU, generated for the task from a context z (ModGrad).
 
     The mask of the weight [f, c, a, b] is relu(u_{fa} v_{cb}), that of a vector relu(b). z starts at 0 and is
@@ -220,12 +211,12 @@ class ContextMask(Part):
 
     def __init__(self, shapes: Shapes, steps: int, lr: float, settings: PreconditionSettings) -> None:
         super().__init__(shapes, steps, lr, settings)
-        self.lr, self.context, self.passes = lr, settings.context, settings.passes
+        self.lr = lr
         self.vectors = nn.ModuleDict()
         for name, shape in shapes.items():
             o, i, kh, kw = kernel(shape)
             for vector, size in (("u", o * kh), ("v", i * kw)) if len(shape) > 1 else (("b", o),):
-                self.vectors[key(name, vector)] = Mixture(self.context, size, settings.mixture)
+                self.vectors[key(name, vector)] = Mixture(CONTEXT, size, MIXTURE)
 
     def mask(self, name: str, shape: torch.Size, z: Tensor) -> Tensor:
         if len(shape) == 1:
@@ -242,8 +233,8 @@ class ContextMask(Part):
             moved = {name: point.theta[name] - self.lr * g for name, g in masked(z).items()}
             return point.loss({**point.theta, **moved})
 
-        z = next(iter(direction.values())).new_zeros(self.context)
-        for _ in range(self.passes - 1):
+        z = next(iter(direction.values())).new_zeros(CONTEXT)
+        for _ in range(PASSES - 1):
             z = -torch.func.grad(look_ahead)(z)
         return masked(z)
 
@@ -258,7 +249,7 @@ class Generated(Rates):
     def __init__(self, shapes: Shapes, steps: int, lr: float, settings: PreconditionSettings) -> None:
         super().__init__(shapes, steps, lr, settings)
         width = 2 * len(shapes)
-        self.decay = nn.Parameter(torch.full((steps, len(shapes)), lr * settings.decay))
+        self.decay = nn.Parameter(torch.full((steps, len(shapes)), lr * ALFA_DECAY))
         self.h = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
 
     def begin(self, std: float, generator: torch.Generator) -> None:
@@ -273,18 +264,6 @@ class Generated(Rates):
         return {name: rate[i] * direction[name] + decay[i] * t for i, (name, t) in enumerate(theta.items())}
 
 
-PARTS: dict[Kind, type[Part]] = {
-    "rates": Rates,
-    "diagonal": Diagonal,
-    "kronecker": Kronecker,
-    "svd": Svd,
-    "svd_approx": SvdApprox,
-    "unit_mask": UnitMask,
-    "context_mask": ContextMask,
-    "generated": Generated,
-}
-
-
 class Precondition(nn.Module):
     """P of theta_{j+1} = theta_j - P(direction): the chain of parts, and the learning rate where no part sets it.
 
@@ -296,7 +275,7 @@ class Precondition(nn.Module):
         super().__init__()
         self.lr, parts = lr, []
         for kind in settings.chain:
-            parts.append(PARTS[kind](shapes, steps, self.lr, settings))
+            parts.append(PRECONDITIONERS.get(kind)(shapes, steps, self.lr, settings))
             if parts[-1].sets_rate:
                 self.lr = 1.0  # for what follows, the direction has its rate already
         self.parts = nn.ModuleList(parts)
@@ -308,7 +287,7 @@ class Precondition(nn.Module):
     def begin(self, std: float, generator: torch.Generator) -> None:
         """Draw what starts at random: weights of generators ~ N(0, std^2)."""
         for part in self.modules():
-            if isinstance(part, Part | Mixture):
+            if isinstance(part, Preconditioner | Mixture):
                 part.begin(std, generator)
 
     def forward(self, direction: Parameters, point: Point) -> Parameters:
@@ -316,22 +295,6 @@ class Precondition(nn.Module):
         for part in self.parts:
             direction = part(direction, point)
         return {name: self.lr * g for name, g in direction.items()}
-
-
-def check_precondition(settings: PreconditionSettings) -> None:
-    """Refuse chains that make no sense."""
-    twice = [kind for kind in settings.chain if settings.chain.count(kind) > 1]
-    if twice:
-        raise SettingError(f"precondition.chain has {twice[0]} more than once: a part stands in it once.")
-    rates = [kind for kind in settings.chain if PARTS[kind].sets_rate]
-    if len(rates) > 1:
-        raise SettingError(
-            f"precondition.chain has {' and '.join(rates)}, and each sets the learning rate: keep one of them."
-        )
-    if {"svd", "svd_approx"} <= set(settings.chain):
-        raise SettingError(
-            "precondition.chain has svd and svd_approx, one the approximation of the other: keep one."
-        )
 
 
 def kernel(shape: torch.Size) -> tuple[int, ...]:

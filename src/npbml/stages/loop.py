@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, Protocol
@@ -15,18 +14,26 @@ import torch
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
-from npbml.engine.distributed import by_first, highest
-from npbml.engine.evaluate import ACCURACY, Measure
-from npbml.errors import RunError
-from npbml.files import load_tensors, read_json, save_tensors, write_json
+from npbml.engine.distributed import max_over_ranks, on_rank_zero
+from npbml.errors import RunError, Stopped
+from npbml.json_files import write_json
+from npbml.stages.observer import Observer
+from npbml.stages.stage import Stage
+from npbml.tensor_files import load_tensors, save_tensors
 
 
 class Trainer(Protocol):
     """What a stage trains, how it steps and how it is judged. Step `i` depends on the state and `i` alone."""
 
-    module: nn.Module
-    optimizer: torch.optim.Optimizer
     notes: dict[str, Any]  # what was found out by measuring, and must stay as it is through a stop
+
+    @property
+    def module(self) -> nn.Module:
+        """What is trained."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What steps it."""
 
     def step(self, index: int) -> dict[str, float]:
         """One gradient step; the metrics to log."""
@@ -38,61 +45,23 @@ class Trainer(Protocol):
         """The tensors worth keeping from the current state."""
 
 
-class Observer:
-    """Told what happens while a stage runs; does nothing by itself."""
+def run_stage(
+    stage: Stage, folder: Path, observer: Observer, about: Mapping[str, Any], checkpoint_seconds: float = 20.0
+) -> dict[str, Any]:
+    """Train a stage to its end from its last checkpoint, if there is one. Returns its summary.
 
-    def begin(self, stage: str, steps: int, done: int) -> None: ...
-
-    def stepped(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def validated(self, step: int, value: str) -> None: ...
-
-    def said(self, words: str) -> None: ...
-
-    def end(self, note: str) -> None: ...
-
-
-class Stopped(Exception):
-    """The user asked the run to stop; everything up to `step` is saved."""
-
-    def __init__(self, stage: str, step: int, number: int) -> None:
-        super().__init__(f"Stopped in {stage} after step {step}; it is saved.")
-        self.number = number
-
-
-@dataclass(frozen=True)
-class Loop:
-    """How long a stage runs, how often it is judged, and where it is kept."""
-
-    stage: str
-    folder: Path
-    weights: str  # the file, below the folder, that the stage leaves behind
-    steps: int
-    validate_every: int
-    checkpoint_seconds: float
-    fingerprint: str  # of the settings: a checkpoint made with others is refused
-    measure: Measure = ACCURACY
-    keep: int = 1  # states, the best ones
-
-    def file(self, rank: int) -> Path:
-        """Where the best state, of rank 0, and those after it are left."""
-        name = Path(self.weights)
-        return self.folder / (self.weights if rank == 0 else f"{name.stem}-{rank + 1}{name.suffix}")
-
-    @property
-    def done(self) -> bool:
-        return (self.folder / "done.json").is_file() and (self.folder / self.weights).is_file()
-
-
-def run_loop(loop: Loop, trainer: Trainer, observer: Observer, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Train to the end from the last checkpoint, if there is one. Returns the stage's summary.
-
-    The best state on meta-validation is left in `loop.weights`, with `about` in its header. Of several ranks, all
-    of which hold the same state, one writes; they agree at each step whether to stop or to save.
+    The best state on meta-validation is left in the stage's file, with `about` in its header. Several ranks hold
+    the same state: rank zero writes, and they agree at each step whether to stop or to save.
     """
-    state = _State.resume(loop, trainer) or _State()
-    observer.begin(loop.stage, loop.steps, state.step)
-    with _signals() as signals, _Journal(loop.folder, state) as journal:
+    if stage.done(folder):
+        summary = stage.summary(folder)
+        observer.begin(stage.name, stage.steps, stage.steps)
+        observer.end(f"done before: best {stage.measure.show(summary['validation'])} on validation")
+        return summary
+    trainer, place = stage.make_trainer(), folder / stage.name
+    state = _State.resume(stage, place, trainer) or _State()
+    observer.begin(stage.name, stage.steps, state.step)
+    with _signals() as signals, _Journal(place, state) as journal:
         started = saved = time.monotonic()
         before = state.seconds
 
@@ -100,18 +69,18 @@ def run_loop(loop: Loop, trainer: Trainer, observer: Observer, about: Mapping[st
             nonlocal saved
             state.seconds, saved = before + time.monotonic() - started, time.monotonic()
             state.journal = journal.sync()
-            by_first(lambda: state.save(loop, trainer))
+            on_rank_zero(lambda: state.save(stage, place, trainer))
 
         def judge() -> None:
             value = trainer.validate()
-            state.judged(value, trainer, loop)
+            state.judged(value, trainer, stage)
             journal.write(state.step, {"validation": value})
-            observer.validated(state.step, loop.measure.show(value))
+            observer.validated(state.step, stage.measure.show(value))
 
         if state.step == 0 and not state.kept:
             judge()
-        log_every = max(1, loop.steps // 2000)
-        while state.step < loop.steps:
+        log_every = max(1, stage.steps // 2000)
+        while state.step < stage.steps:
             stepped = time.monotonic()
             try:
                 metrics = trainer.step(state.step)
@@ -123,18 +92,18 @@ def run_loop(loop: Loop, trainer: Trainer, observer: Observer, about: Mapping[st
             observer.stepped(state.step, metrics)
             if state.step % log_every == 0:
                 journal.write(state.step, metrics)
-            if state.step % loop.validate_every == 0 or state.step == loop.steps:
+            if state.step % stage.validate_every == 0 or state.step == stage.steps:
                 judge()
-            stop, due = highest(signals.received, time.monotonic() - saved >= loop.checkpoint_seconds)
+            stop, due = max_over_ranks(signals.received, time.monotonic() - saved >= checkpoint_seconds)
             if stop:
                 save()
-                raise Stopped(loop.stage, state.step, int(stop))
-            if state.step < loop.steps and due:
+                raise Stopped(stage.name, state.step, int(stop))
+            if state.step < stage.steps and due:
                 save()
         journal.sync()
     (validation, best_step), *_ = state.kept
     summary = {
-        "fingerprint": loop.fingerprint,
+        "fingerprint": stage.fingerprint,
         "steps": state.step,
         "best_step": best_step,
         "start": state.start,
@@ -146,20 +115,12 @@ def run_loop(loop: Loop, trainer: Trainer, observer: Observer, about: Mapping[st
 
     def leave() -> None:
         for rank, tensors in enumerate(state.best):
-            save_tensors(loop.file(rank), tensors, about)
-        write_json(loop.folder / "done.json", summary)
-        (loop.folder / "checkpoint.safetensors").unlink(missing_ok=True)
+            save_tensors(stage.file(folder, rank), tensors, about)
+        write_json(place / "done.json", summary)
+        (place / "checkpoint.safetensors").unlink(missing_ok=True)
 
-    by_first(leave)
-    observer.end(f"best {loop.measure.show(validation)} on validation, at step {best_step}")
-    return summary
-
-
-def read_summary(loop: Loop) -> dict[str, Any]:
-    """The summary of a stage that is done."""
-    summary = read_json(loop.folder / "done.json")
-    if summary.get("fingerprint") != loop.fingerprint:
-        raise RunError(f"{loop.folder} was made with other settings than this run's: choose another --run.")
+    on_rank_zero(leave)
+    observer.end(f"best {stage.measure.show(validation)} on validation, at step {best_step}")
     return summary
 
 
@@ -172,34 +133,34 @@ class _State:
         self.kept: list[tuple[float, int]] = []  # value and step of the best states, the best first
         self.best: list[dict[str, Tensor]] = []
 
-    def judged(self, value: float, trainer: Trainer, loop: Loop) -> None:
+    def judged(self, value: float, trainer: Trainer, stage: Stage) -> None:
         """Keep the present state where it is among the best; of equals, the earlier is the better."""
         if self.step == 0:
             self.start = value
-        place = sum(not loop.measure.better(value, other) for other, _ in self.kept)
-        if place < loop.keep:
+        place = sum(not stage.measure.better(value, other) for other, _ in self.kept)
+        if place < stage.keep:
             now = {name: tensor.detach().clone() for name, tensor in trainer.result().items()}
             self.kept.insert(place, (value, self.step))
             self.best.insert(place, now)
-            del self.kept[loop.keep :], self.best[loop.keep :]
+            del self.kept[stage.keep :], self.best[stage.keep :]
 
-    def save(self, loop: Loop, trainer: Trainer) -> None:
+    def save(self, stage: Stage, folder: Path, trainer: Trainer) -> None:
         tensors = {f"module.{name}": tensor for name, tensor in trainer.module.state_dict().items()}
         for rank, kept in enumerate(self.best):
             tensors |= {f"best.{rank}.{name}": tensor for name, tensor in kept.items()}
         for index, entry in trainer.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in entry.items() if value is not None}
         about = {name: value for name, value in vars(self).items() if name != "best"} | {"notes": trainer.notes}
-        save_tensors(loop.folder / "checkpoint.safetensors", tensors, {**about, "fingerprint": loop.fingerprint})
+        save_tensors(folder / "checkpoint.safetensors", tensors, {**about, "fingerprint": stage.fingerprint})
 
     @classmethod
-    def resume(cls, loop: Loop, trainer: Trainer) -> "_State | None":
-        path = loop.folder / "checkpoint.safetensors"
+    def resume(cls, stage: Stage, folder: Path, trainer: Trainer) -> "_State | None":
+        path = folder / "checkpoint.safetensors"
         if not path.exists():
             return None
         device = next(iter(trainer.module.parameters())).device
         tensors, about = load_tensors(path, device)
-        if about.pop("fingerprint", None) != loop.fingerprint:
+        if about.pop("fingerprint", None) != stage.fingerprint:
             raise RunError(f"{path} was made with other settings than this run's: choose another --run.")
         state = cls()
         trainer.notes.update(about.pop("notes", {}))
@@ -237,7 +198,7 @@ class _Journal:
             except OSError as error:
                 raise RunError(f"Metrics cannot be written below {folder}: {error.strerror}.") from None
 
-        self.files = by_first(begin)
+        self.files = on_rank_zero(begin)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         if self.files is None:

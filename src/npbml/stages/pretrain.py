@@ -2,35 +2,38 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from itertools import count
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from npbml.config import Config
-from npbml.data.augment import TURNS, AugmentSettings, Variation, draw_variation, quarter_turns, vary
-from npbml.data.tasks import ClassSet, Task
+from npbml.data.augment import augmented
+from npbml.data.tasks import ClassSet
 from npbml.engine.capture import Replay
-from npbml.engine.device import in_precision, placed, set_precision
-from npbml.engine.distributed import check_share, mine, sum_over_ranks, summed, world
-from npbml.engine.evaluate import ACCURACY, evaluate, replayed
-from npbml.engine.settings import resolved
+from npbml.engine.device import in_precision, placed
+from npbml.engine.distributed import check_share, rank_slice, sum_over_ranks, summed, world
+from npbml.engine.evaluate import evaluate, over_tasks, replayed
 from npbml.engine.step import GradientStep
 from npbml.errors import RunError
-from npbml.learner import ImageSpec
 from npbml.learner.build import encoder
-from npbml.learner.settings import image_spec
+from npbml.learner.settings import ImageSpec, LearnerSettings
+from npbml.measures import ACCURACY
+from npbml.nets.functional import sharing_copy
 from npbml.nets.layers import Norm, freeze, initialise, set_norm
 from npbml.nets.network import Network
-from npbml.randomness import draw_numbers, generator, keys, scattered
+from npbml.nets.views import ROTATIONS, rotations
+from npbml.randomness import draw_numbers, generator, keys, own_random_state
 from npbml.rule.loss import one_hot
 from npbml.rule.warp import Warp
 from npbml.stages.settings import PretrainSettings
+from npbml.stages.setup import Setup
+from npbml.tasks import Task
 from npbml.threads import each_in_a_thread
 
-SOFTENED = 4.0  # what the logits are divided by from which another network learns
+MOMENTUM = 0.9  # Nesterov's, of SGD
+TEMPERATURE = 4.0  # of distillation: what the logits are divided by
 
 
 class Pretrainer:
@@ -42,49 +45,50 @@ class Pretrainer:
 
     def __init__(
         self,
-        config: Config,
+        setup: Setup,
+        settings: PretrainSettings,
         train: ClassSet,
         val: ClassSet,
-        device: torch.device,
-        say: Callable[[str], None] = lambda words: None,
         purpose: str = "pretrain",
         teacher: nn.Module | None = None,
     ) -> None:
-        self.config, self.train, self.val, self.labels = config, train, val, train.labels
+        self.setup, self.settings = setup, settings
+        self.train, self.val, self.labels = train, val, train.labels
         self.purpose = purpose  # another one draws other weights and batches
-        self.engine, self.device = resolved(config.engine, device), device
-        set_precision(self.engine.precision)
-        settings = config.pretrain
-        self.module = classifier(config, train)
+        self.engine, self.device = setup.resolved_engine, setup.device
+        check_share("pretrain.batch_size", settings.batch_size)
+        self.module = classifier(setup, settings, train)
         self.network: Network = self.module.get_submodule("network")  # type: ignore[assignment]
-        initialise(self.module, config.init.std, generator(config.seed, purpose))
-        placed(self.module, device)
+        initialise(self.module, setup.learner.init.std, generator(setup.seed, purpose))
+        placed(self.module, self.device)
         self.teacher = teacher
         if teacher is not None:
-            placed(teacher, device)
+            placed(teacher, self.device)
         set_norm(self.network, "track")
-        check_share("pretrain.batch", settings.batch)
         for part in self.network.modules():
             if isinstance(part, Norm) and world()[1] > 1:
                 part.total = summed
         self.optimizer = torch.optim.SGD(
             [parameter for parameter in self.module.parameters() if parameter.requires_grad],
             lr=settings.lr,
-            momentum=settings.momentum,
-            nesterov=settings.momentum > 0,
+            momentum=MOMENTUM,
+            nesterov=True,
             weight_decay=settings.weight_decay,
         )
         self.notes: dict[str, Any] = {}
-        graph = self.engine.graph == "on" and world()[1] == 1  # of several ranks, batch norm waits for the others
+        # Of several ranks, batch norm waits for the others.
+        graph = self.engine.cuda_graph == "on" and world()[1] == 1
         self.gradient_step = GradientStep(
-            self.optimizer, "pre-training step", graph, state=self.module.buffers(), say=say
+            self.optimizer, "pre-training step", graph, state=self.module.buffers(), say=setup.say
         )
-        self.answers = Replay("validation", graph, say)
+        self.answers = Replay("validation", graph, setup.say)
+        self.judged = sharing_copy(self.network)  # the same weights, normalising as in meta-learning
+        use_norms(self.judged, setup.learner)
 
     def step(self, index: int) -> dict[str, float]:
-        settings, step = self.config.pretrain, self.gradient_step
-        numbers = draw_numbers(generator(self.config.seed, self.purpose, index), 2).to(self.train.images.device)
-        loss, *gradients = sum_over_ranks(step.find(self._gradient, (numbers,)))
+        settings, step = self.settings, self.gradient_step
+        numbers = draw_numbers(generator(self.setup.seed, self.purpose, index), 2).to(self.train.images.device)
+        loss, *gradients = sum_over_ranks(step.find(self._gradient, (numbers,), settings))
         value, rate = loss.item(), learning_rate(settings, index)
         if not value < float("inf"):
             raise RunError(f"The pre-training loss is {value} at step {index + 1}: lower pretrain.lr.")
@@ -94,13 +98,13 @@ class Pretrainer:
 
     def _gradient(self, numbers: Tensor) -> list[Tensor]:
         """This rank's part of the loss of the batch drawn from two numbers, and the gradient of it."""
-        settings, classes = self.config.pretrain, self.train
-        chosen = (keys(numbers[0], settings.batch) % len(classes.images))[mine(settings.batch)]
-        images = augmented(classes, settings.augment, numbers[1], settings.batch, settings.crop_size)(chosen)
-        labels = self.labels[chosen]
-        if settings.turns:
-            turns = torch.arange(settings.batch, device=images.device)[mine(settings.batch)] % TURNS
-            images, labels = turned(images, turns), TURNS * labels + turns
+        settings, classes, part = self.settings, self.train, rank_slice(self.settings.batch_size)
+        chosen = (keys(numbers[0], settings.batch_size) % len(classes.images))[part]
+        look = augmented(classes, settings.augment, numbers[1], settings.batch_size, part, settings.crop_size)
+        images, labels = classes.normalise(look(chosen)), self.labels[chosen]
+        if settings.rotations:
+            turns = torch.arange(settings.batch_size, device=images.device)[part] % ROTATIONS
+            images, labels = rotated(images, turns), ROTATIONS * labels + turns
         if images.is_cuda:
             images = images.contiguous(memory_format=torch.channels_last)
         with in_precision(self.engine.precision, self.device):
@@ -109,114 +113,81 @@ class Pretrainer:
         if self.teacher is not None:
             with torch.no_grad(), in_precision(self.engine.precision, self.device):
                 known = self.teacher(images).to(images.dtype)
-            loss = (loss + distance(logits, known)) / 2
-        loss = loss * (len(chosen) / settings.batch)
+            loss = (loss + distillation_loss(logits, known)) / 2
+        loss = loss * (len(chosen) / settings.batch_size)
         return [loss.detach(), *torch.autograd.grad(loss, self.gradient_step.parameters)]
 
     def validate(self) -> float:
-        settings = self.config.pretrain
-        use_norms(self.network, self.config)
+        settings, setup = self.settings, replace(self.setup, shots=self.settings.validation_shots)
         per_task = prototype_accuracies(
-            self.network,
-            self.config,
-            self.val,
-            settings.validation_shots,
-            settings.validation_tasks,
-            "validation",
-            self.answers,
+            self.judged, setup, settings, self.val, settings.validation_tasks, "validation", self.answers
         )
-        set_norm(self.network, "track")
-        return ACCURACY.over(per_task).mean
+        return over_tasks(ACCURACY, per_task).mean
 
     def result(self) -> Mapping[str, Tensor]:
         return self.network.state_dict()
 
 
-def augmented(
-    classes: ClassSet,
-    settings: AugmentSettings,
-    number: Tensor,
-    whole: int | None = None,
-    size: int | None = None,
-) -> Callable[[Tensor], Tensor]:
-    """A function of indices [rows, *]: their images, augmented and normalised, [rows, *, C, H, W].
-
-    Each call draws anew. Where the rows are this rank's of a `whole` batch, what is random is drawn for all of it,
-    as by one process.
-    """
-    calls = count()
-
-    def look(indices: Tensor) -> Tensor:
-        drawn_from = scattered(number + next(calls))
-        images = classes.pixels(indices.flatten())
-        rows, part = (len(indices), slice(None)) if whole is None else (whole, mine(whole))
-        height, width = images.shape[-2:]
-        drawn = draw_variation(rows * indices[0].numel(), height, width, settings, drawn_from)
-        variation = Variation(*(field.unflatten(0, (rows, -1))[part].flatten(0, 1) for field in drawn))
-        return classes.normalise(vary(images, variation, size)).unflatten(0, tuple(indices.shape))
-
-    return look
+def distillation_loss(logits: Tensor, teacher: Tensor) -> Tensor:
+    """How far predictions at a high temperature are from those of a teacher (Hinton et al., 2015)."""
+    log_probabilities = F.log_softmax(logits / TEMPERATURE, 1)
+    return TEMPERATURE**2 * F.kl_div(log_probabilities, F.softmax(teacher / TEMPERATURE, 1), reduction="batchmean")
 
 
-def distance(logits: Tensor, known: Tensor) -> Tensor:
-    """How far softened predictions are from known ones (Hinton et al., 2015)."""
-    softened = F.log_softmax(logits / SOFTENED, 1)
-    return SOFTENED**2 * F.kl_div(softened, F.softmax(known / SOFTENED, 1), reduction="batchmean")
+def rotated(images: Tensor, quarters: Tensor) -> Tensor:
+    """Each image rotated by as many quarters as `quarters` [images] says."""
+    return torch.stack(rotations(images))[quarters, torch.arange(len(images), device=images.device)]
 
 
-def turned(images: Tensor, turns: Tensor) -> Tensor:
-    """Each image turned by as many quarters as `turns` [images] says."""
-    return torch.stack(quarter_turns(images))[turns, torch.arange(len(images), device=images.device)]
-
-
-def classifier(config: Config, train: ClassSet) -> nn.Sequential:
+def classifier(setup: Setup, settings: PretrainSettings, train: ClassSet) -> nn.Sequential:
     """The encoder as it is pre-trained, and a head that tells the training classes apart."""
-    network = pretrain_network(config, image_spec(train))
-    head = nn.Linear(network.width, len(train) * (TURNS if config.pretrain.turns else 1))
+    with own_random_state(setup.seed):
+        network = pretrain_network(setup.learner, settings, train.spec)
+        head = nn.Linear(network.width, len(train) * (ROTATIONS if settings.rotations else 1))
     return nn.Sequential(OrderedDict(network=network, head=head))
 
 
-def pretrain_network(config: Config, images: ImageSpec) -> Network:
+def pretrain_network(learner: LearnerSettings, settings: PretrainSettings, images: ImageSpec) -> Network:
     """The encoder as it is pre-trained: without modulation, the warp unit in place but untrained."""
-    network = encoder(config, images, with_film=False, with_warp=config.pretrain.warp)
+    network = encoder(learner, images, with_film=False, with_warp=settings.warp)
     for part in network.modules():
-        if isinstance(part, Norm) and config.net.affine == "identity":
+        if isinstance(part, Norm) and learner.net.affine == "identity":
             freeze(part)
         elif isinstance(part, Warp):
             part.omega.requires_grad_(False)
     return network
 
 
-def use_norms(network: Network, config: Config) -> None:
+def use_norms(network: Network, learner: LearnerSettings) -> None:
     """The batch-norm modes of meta-learning."""
-    set_norm(network.stem, config.net.stem_norm)
-    set_norm(network.tail, config.net.tail_norm)
+    set_norm(network.stem, learner.net.stem_norm)
+    set_norm(network.tail, learner.net.tail_norm)
 
 
 def prototype_accuracies(
     network: Network,
-    config: Config,
+    setup: Setup,
+    settings: PretrainSettings,
     classes: ClassSet,
-    shots: int,
     tasks: int,
     purpose: str,
     replay: Replay | None = None,
+    tick: Callable[[int], None] = lambda count: None,
 ) -> Tensor:
     """Accuracy of each task by the nearest class mean of the embeddings, [tasks]."""
-    ways, queries = config.ways, config.queries
+    ways, shots, queries = setup.ways, setup.shots, setup.queries
 
     def answer(indices: Tensor) -> tuple[Tensor, Tensor]:
-        batch = classes.task(indices, shots)
-        tasks = [
-            (network, Task(*task), ways, config.pretrain.prototype_batch) for task in zip(*batch, strict=True)
-        ]
+        batch = classes.task(indices, shots, classes.batch)
+        tasks = [(network, Task(*task), ways, settings.prototype_batch) for task in zip(*batch, strict=True)]
         logits = each_in_a_thread(prototype_logits, tasks, batch.query_labels.device.type == "cpu")
         return torch.stack(logits), batch.query_labels
 
     def draw(count: int, random: torch.Generator) -> Tensor:
         return classes.draw(count, ways, shots, queries, random)
 
-    return evaluate(replayed(answer, replay), draw, tasks, config.test.together, config.seed, purpose)
+    recorded = replayed(answer, replay, (shots, settings.prototype_batch))
+    return evaluate(recorded, draw, tasks, setup.batch_size, setup.seed, purpose, tick=tick)
 
 
 @torch.no_grad()

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from npbml.data.augment import AugmentSettings
-from npbml.nets.relation import RelationSettings
+from npbml.data.settings import AugmentSettings
 from npbml.settings import group, setting
 
 
@@ -14,12 +13,10 @@ class PretrainSettings:
 
     steps: int = setting(200_000, low=1)
     """Gradient steps."""
-    batch: int = setting(128, low=2)
+    batch_size: int = setting(128, low=2, was="batch")
     """Images in a batch."""
     lr: float = setting(0.01, above=0)
     """Learning rate; the peak of a onecycle schedule."""
-    momentum: float = setting(0.9, low=0, high=1)
-    """Nesterov momentum of SGD."""
     weight_decay: float = setting(5e-4, low=0)
     """Weight decay; the paper uses 0.01 for resnet12 on the smaller data sets (docs/method.md, item 31)."""
     schedule: Literal["multistep", "onecycle"] = setting("multistep")
@@ -34,25 +31,23 @@ class PretrainSettings:
     """Encode support and query apart or as one batch: by batch norm, items see each other (item 30)."""
     warp: bool = setting(True)
     """Have the untrained warp unit in the forward pass (item 35)."""
-    taught: bool = setting(False)
-    """Learn from the encoder that scores (relation.kind=encoder), which is trained first, as well."""
-    turns: bool = setting(False)
-    """Turn images by quarters, and have each turn of a class be a class of its own."""
+    distill: bool = setting(False, was="taught")
+    """Learn from the encoder that scores (scorer.kind=encoder), which is trained first, as well."""
+    rotations: bool = setting(False, was="turns")
+    """Rotate images by 0, 90, 180 or 270 degrees, and have each rotation of a class be a class of its own."""
     crop_size: int | None = setting(None, low=16)
     """Side of the crops that the encoder learns from; that of the images if not given."""
     augment: AugmentSettings = group(AugmentSettings)
 
 
 @dataclass(frozen=True)
-class RelationStageSettings(RelationSettings):
-    """The relation network and its training (docs/method.md)."""
+class ScorerTrainingSettings:
+    """The training of what scores query items (docs/method.md)."""
 
     steps: int = setting(100_000, low=1)
-    """Episodes, one a step."""
+    """Steps: of one episode each, or of pre-training where an encoder is pre-trained to score."""
     lr: float = setting(1e-3, above=0)
-    """Learning rate of Adam."""
-    clip_norm: float = setting(0.0, low=0)
-    """Clip the gradient to this norm; 0 does not clip."""
+    """Learning rate of Adam, for a network that learns from episodes."""
     validate_every: int = setting(500, low=1)
     """Steps between validations."""
     validation_tasks: int = setting(600, low=2)
@@ -96,8 +91,8 @@ class TrainSettings:
     """Clip the meta-gradient by element or by norm (item 28)."""
     clip_at: float = setting(10.0, above=0)
     """Where it is clipped."""
-    skips: int = setting(0, low=0)
-    """Meta-steps of a run that may be left out because a task ran away: their meta-gradient is not finite."""
+    max_skipped: int = setting(0, low=0, was="skips")
+    """Meta-steps of a run that may be left out because a task diverged: their meta-gradient is not finite."""
     validate_every: int = setting(500, low=1)
     """Steps between validations (item 29)."""
     validation_tasks: int = setting(600, low=2)
@@ -106,12 +101,12 @@ class TrainSettings:
     """States that are kept, the best on validation; at test their logits are averaged."""
     augment: bool = setting(False)
     """Augment the tasks as in pre-training (item 34)."""
-    crop_scale_low: float | None = setting(None, above=0, high=1)
-    """Of augmented tasks, the smallest crop, as a part of the image's area; as in pre-training if not given."""
-    coverage: Literal["random", "balanced"] = setting("random")
-    """Classes of the tasks: drawn anew for each task, or dealt so that all come up equally often."""
-    ahead: bool = setting(False)
+    prefetch: bool = setting(False, was="ahead")
     """On a CPU: make the next tasks ready on a second core, while one core takes the meta-step."""
+
+    def tasks_at(self, shots: int) -> int:
+        """Tasks in a meta-step, B."""
+        return self.meta_batch or (4 if shots == 1 else 2)
 
 
 @dataclass(frozen=True)
@@ -122,5 +117,5 @@ class TestSettings:
 
     tasks: int = setting(600, low=2)
     """Meta-test tasks; the same ones for every method."""
-    together: int = setting(10, low=1)
-    """Tasks evaluated together."""
+    batch_size: int = setting(10, low=1, was="together")
+    """Tasks evaluated at once."""

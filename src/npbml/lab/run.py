@@ -1,0 +1,161 @@
+"""A run: its folder, its configuration, the device it computes on and its data."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from npbml.data.image_data import ImageData, shown_to
+from npbml.data.request import Request
+from npbml.data.sets import open_data
+from npbml.data.tasks import ClassSet
+from npbml.engine.device import choose_device, computing
+from npbml.engine.distributed import on_rank_zero
+from npbml.engine.settings import resolved
+from npbml.engine.source import Cache, SinusoidSource, Source, TaskSource
+from npbml.errors import RunError, SettingError
+from npbml.lab.environment import environment
+from npbml.lab.records import Records
+from npbml.lab.run_folder import RunFolder
+from npbml.lab.schema import Config, check_config, check_method
+from npbml.lab.stages import PRETRAIN, SCORER, needed
+from npbml.learner.learner import Learner
+from npbml.learner.settings import ImageSpec
+from npbml.measures import MEASURES, Measure
+from npbml.nets.settings import smallest_image
+from npbml.parts import METHODS, SCORERS
+from npbml.settings import from_dict
+from npbml.stages.observer import Observer
+from npbml.stages.setup import Setup
+from npbml.tensor_files import load_tensors
+
+
+class Run:
+    """What the stages and tests of a run work with."""
+
+    def __init__(self, folder: Path | str, config: Config, observer: Observer | None = None) -> None:
+        self.folder, self.config, self.observer = RunFolder(folder), config, observer or Observer()
+        self.device = choose_device(config.device)
+        self.records = Records(self.folder.path, config.dataset)
+        self._cache: Cache = {}  # features of each split: most methods of a run have the same stem
+
+    @classmethod
+    def open(cls, folder: Path | str, observer: Observer | None = None) -> Self:
+        """The run in an existing folder, with the configuration it was made with."""
+        return cls(folder, RunFolder(folder).config(), observer)
+
+    @classmethod
+    def start(cls, folder: Path | str, config: Config, observer: Observer | None = None) -> Self:
+        """The run of `config` in `folder`, new or to be continued."""
+        check_config(config)
+        for name in config.baselines:
+            if name not in METHODS:
+                raise SettingError(f"There is no baseline {name!r}: choose from {', '.join(METHODS)}.")
+            check_method(config, name)
+        run = cls(folder, config, observer)
+        on_rank_zero(run._begin)
+        return run
+
+    def _begin(self) -> None:
+        config = self.config
+        if not self.folder.begun(config):
+            # The data set is opened, and refused, before anything is written.
+            self.check_sizes([config.method, *config.baselines])
+            self.folder.begin(config, environment(config, self.device, self.data.checksum))
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Keep other processes out of the folder, and have torch compute as the run asks for."""
+        engine = resolved(self.config.engine, self.device.type)
+        with (
+            computing(self.device, engine.precision, engine.deterministic),
+            on_rank_zero(self.folder.lock) or nullcontext(),
+        ):
+            yield
+
+    @property
+    def measure(self) -> Measure:
+        """What validation and test measure."""
+        return MEASURES[self.config.learner.target]
+
+    @cached_property
+    def data(self) -> Any:
+        """The data set; one whose images have changed since the run was begun is refused."""
+        config = self.config
+        data = open_data(
+            Request(config.dataset, config.learner.ways, config.shots, config.queries, config.image_size)
+        )
+        if self.folder.there and self.folder.checksum() != data.checksum:
+            raise RunError(f"The images of {config.dataset} have changed since {self.folder.path} was begun.")
+        return data
+
+    @cached_property
+    def splits(self) -> dict[str, ClassSet]:
+        """train, val and test, on the device, each with enough classes and images for the run's tasks."""
+        assert isinstance(self.data, ImageData)
+        splits, config = self.data.splits(self.device), self.config
+        splits["val"].check(config.learner.ways, config.pretrain.validation_shots, config.queries)
+        return splits
+
+    @cached_property
+    def images(self) -> ImageSpec:
+        """What a learner of this run is shown; known without the data set once the encoder is trained."""
+        path = self.folder / PRETRAIN.name / PRETRAIN.weights
+        if path.exists():
+            return from_dict(ImageSpec, load_tensors(path)[1]["images"])
+        return self.splits["train"].spec if isinstance(self.data, ImageData) else self.data.spec
+
+    def check_sizes(self, methods: Iterable[str]) -> None:
+        """Refuse networks that pool more often than the images can be halved."""
+        learner, config = self.config.learner, self.config
+        crops = config.pretrain.crop_size, config.scorer_training.crop_size
+        size, of_scores = (min(self.images.size, crop or self.images.size) for crop in crops)
+        least = smallest_image(learner.backbone, learner.net)
+        if size < least:
+            raise SettingError(
+                f"{learner.backbone} needs images of at least {least} pixels, {size} pixels are too few."
+            )
+        episodic, blocks = SCORERS.fact(learner.scorer.kind, "episodic"), len(learner.scorer.widths)
+        halvings = 2 + min(learner.scorer.pools, blocks) if episodic else blocks
+        if SCORER.name in needed(self.config, methods) and of_scores < 2**halvings:
+            raise SettingError(
+                f"The scorer halves an image {halvings} times, {of_scores} pixels are too few: "
+                f"{'lower scorer.pools' if episodic else 'give fewer scorer.widths'}."
+            )
+
+    def setup(self, config: Config | None = None) -> Setup:
+        """What trainers are given: that of the run, or of another configuration."""
+        config = config or self.config
+        return Setup(
+            config.learner,
+            config.shots,
+            config.queries,
+            config.seed,
+            config.engine,
+            self.device,
+            config.test.batch_size,
+            self.observer.said,
+        )
+
+    def source(self, learner: Learner, split: str) -> Source:
+        """Where the tasks of a split come from, for a learner."""
+        if not isinstance(self.data, ImageData):
+            return SinusoidSource(learner, self.data, self.device)
+        return self.task_source(learner, self.splits[split])
+
+    def task_source(self, learner: Learner, classes: ClassSet) -> TaskSource:
+        config, say = self.config, self.observer.said
+        precision = resolved(config.engine, self.device.type).precision
+        return TaskSource(learner, classes, config.shots, config.queries, precision, self._cache, say)
+
+    def foreign_classes(self, dataset: str) -> ClassSet:
+        """The test classes of another data set, in the run's size, channels and normalisation."""
+        config = self.config
+        tasks = config.learner.ways, config.shots, config.queries
+        data = open_data(Request(dataset, *tasks, size=self.images.size, channels=self.images.channels))
+        if not isinstance(data, ImageData):
+            raise SettingError(f"{dataset} has no images: a learner of {config.dataset} cannot be tested on it.")
+        classes = shown_to(data.store.classes("test"), self.images)
+        classes.check(*tasks)
+        return classes.to(self.device)

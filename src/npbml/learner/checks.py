@@ -1,0 +1,62 @@
+"""What a task must be like before a learner takes it; the checks stand at the door."""
+
+import torch
+from torch import Tensor
+
+from npbml.errors import DataError
+from npbml.learner.settings import ImageSpec
+from npbml.tasks import Task
+
+
+def check_images(batch: Task, spec: ImageSpec, target: str) -> None:
+    """Refuse images of a batch of tasks that the learner cannot take.
+
+    Raises:
+        DataError: Wrong dimensions, channels or size; a number of labels that is not that of the images; values
+            that are not finite; floats outside 0 to 1.
+    """
+    for images, labels in ((batch.support_images, batch.support_labels), (batch.query_images, batch.query_labels)):
+        if images.dim() != 5 or images.shape[1] == 0:
+            raise DataError(
+                "A task has images of shape [items, channels, height, width], at least one of them, not "
+                f"{list(images.shape[1:])}."
+            )
+        if images.shape[:2] != labels.shape[:2]:
+            raise DataError(
+                f"A task has a label for each image: here are {images.shape[1]} images and labels of shape "
+                f"{list(labels.shape[1:])}."
+            )
+        if tuple(images.shape[2:]) != (spec.channels, spec.size, spec.size):
+            raise DataError(
+                f"This learner takes images of {spec.channels} channels and {spec.size}x{spec.size} pixels, not "
+                f"{list(images.shape[2:])}. FewShotClassifier resizes pictures of any kind."
+            )
+        _check_values(images, target)
+
+
+def _check_values(images: Tensor, target: str) -> None:
+    if images.dtype == torch.uint8:
+        return
+    if not images.is_floating_point():
+        raise DataError(
+            f"Images are bytes (uint8), or floats in 0 to 1, not {str(images.dtype).removeprefix('torch.')}."
+        )
+    low, high = images.aminmax()
+    if not (low.isfinite() and high.isfinite()):
+        raise DataError("There is NaN or infinity in the images.")
+    if target == "classes" and not (low >= 0 and high <= 1):
+        raise DataError(
+            f"Images of floats lie in 0 to 1, not in {low:.3g} to {high:.3g}: scale them, or give bytes. The "
+            "learner normalises them itself."
+        )
+
+
+def check_labels(batch: Task) -> int:
+    """The number of classes of a batch of tasks, or an error that says what is wrong with the support labels."""
+    labels = batch.support_labels
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise DataError(f"Labels are whole numbers, not {str(labels.dtype).removeprefix('torch.')}.")
+    found = labels.unique().tolist()
+    if found != list(range(len(found))):
+        raise DataError(f"The support labels of a task are 0 to ways - 1, not {found}.")
+    return len(found)

@@ -1,0 +1,164 @@
+"""The frozen work of tasks: what networks that no loop changes make of the images, once for a task.
+
+No gradient flows through it. What is made of an image whatever its task is (`cacheable_features`) can be computed
+once for a whole data set and given to `prepare` as `known`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from npbml.nets.layers import channels_last
+from npbml.tasks import restack
+from npbml.threads import each_in_a_thread
+
+if TYPE_CHECKING:
+    from npbml.learner.learner import Learner
+
+Known = Mapping[str, Tensor]  # what `cacheable_features` has made of the items of a task, or of tasks, by name
+
+
+class Prepared(NamedTuple):
+    """The frozen work of a task, done once: stem features, targets, scores, random numbers."""
+
+    inner: Tensor  # [items of the inner batch, filters, h, w], support first
+    final: Tensor  # [items of the final batch, filters, h, w], query last
+    labels: Tensor  # [support, outputs]: one-hot, or values
+    scores: Tensor  # [query, ways], or [query, 0] where no loss asks for them
+    noise: Tensor  # uniform in (0, 1), as many as the preconditioner asks for
+
+
+class Cacheable(NamedTuple):
+    """A function of images that nothing changes, the networks it is made of, and what else it depends on."""
+
+    of: Callable[[Tensor], Tensor]
+    networks: tuple[nn.Module, ...]
+    settings: tuple[float, ...] = ()
+
+
+def normalised(learner: "Learner", images: Tensor) -> Tensor:
+    """Images, bytes or floats in 0 to 1, as the networks take them: (x - mean) / std."""
+    values = images.to(learner.mean.dtype)
+    return ((values if images.is_floating_point() else values / 255) - learner.mean) / learner.deviation
+
+
+def stem_features(learner: "Learner", images: Tensor) -> Tensor:
+    """What the frozen blocks make of normalised images."""
+    # Where vmap is not compiled away, it does not know channels that come last.
+    features = learner.network.stem(channels_last(images))
+    return features.to(learner.mean.dtype, memory_format=torch.contiguous_format)
+
+
+def embeddings(learner: "Learner", images: Tensor, features: Tensor | None = None) -> Tensor:
+    """The embeddings by which normalised images are scored; `features` are the stem's, where they are known."""
+    assert learner.scorer is not None
+    seen = channels_last(images)
+
+    def stem(view: Tensor) -> Tensor:
+        return features if view is seen and features is not None else stem_features(learner, view)
+
+    return learner.scorer.embed(seen, stem).to(learner.mean.dtype)
+
+
+def cacheable_features(learner: "Learner") -> dict[str, Cacheable]:
+    """What frozen networks make of an image, bytes, whatever its task is, by name."""
+    found: dict[str, Cacheable] = {}
+    stem, scorer = learner.network.stem, learner.scorer
+    if learner.settings.net.stem_norm == "running":
+        found["features"] = Cacheable(lambda x: stem_features(learner, normalised(learner, x)), (stem,))
+    if scorer is not None and scorer.embeds:
+        asked = scorer.tail is not None
+        if found or not asked:
+            networks = (stem, scorer) if asked else (scorer,)
+            embed = Cacheable(
+                lambda x: embeddings(learner, normalised(learner, x)), networks, scorer.view_settings
+            )
+            found["embeddings"] = embed
+    return found
+
+
+def needs_images(learner: "Learner", known: Known) -> bool:
+    """Whether the frozen work of tasks takes more than what is known of their images."""
+    scorer = learner.scorer
+    scored = scorer is None or (scorer.embeds and "embeddings" in known)
+    return "features" not in known or not scored
+
+
+@torch.no_grad()
+def prepare_tasks(
+    learner: "Learner",
+    images: Tensor | None,
+    support_labels: Tensor,
+    queries: int,
+    outputs: int,
+    known: Known | None = None,
+    final_batch: str | None = None,
+) -> Prepared:
+    """The frozen work of a batch of tasks.
+
+    Args:
+        learner: Whose networks do it.
+        images: [tasks, items, channels, height, width], the support before the query; None where all that is made
+            of them is known.
+        support_labels: [tasks, support].
+        queries: Query items of a task.
+        outputs: Of the head, the number of classes.
+        known: What `cacheable_features` has made of the images, [tasks, items, ...].
+        final_batch: In the place of inner.final_batch.
+    """
+    known, (tasks, count), inner = known or {}, support_labels.shape, learner.settings.inner
+    dtype, scored = learner.mean.dtype, learner.scorer is not None
+    parts = {"joint": slice(None), "support": slice(count), "query": slice(count, None)}
+    batches = inner.batch, final_batch or inner.final_batch
+    wanted = tuple(dict.fromkeys(batches))  # once, where both batches are the joint one
+    features = known.get("features")
+
+    def one(task: int) -> tuple[Tensor, ...]:
+        """The stem's features of a task's batches, where they are not known, and its scores."""
+        seen = None if images is None else normalised(learner, images[task])
+        made: dict[str, Tensor] = {}
+        if features is None:
+            assert seen is not None
+            made = {name: stem_features(learner, seen[parts[name]]) for name in wanted}
+        if not scored:
+            return tuple(made.values())
+        joint = made.get("joint") if features is None else features[task].to(dtype)
+        own = {name: values[task] for name, values in known.items()}
+        return *made.values(), _scores(learner, seen, joint, support_labels[task], outputs, own)
+
+    found: tuple[Tensor, ...] = ()
+    if features is None or scored:
+        # vmap would only add copies to convolutions that need no gradient, and take memory for all tasks at once.
+        every, on_cpu = [(task,) for task in range(tasks)], support_labels.device.type == "cpu"
+        found = restack(each_in_a_thread(one, every, on_cpu))
+    if features is not None:
+        made = {name: features[:, parts[name]].to(dtype).contiguous() for name in wanted}
+    else:
+        made = dict(zip(wanted, found, strict=False))
+    return Prepared(
+        inner=made[batches[0]],
+        final=made[batches[1]],
+        labels=learner.target(support_labels, outputs, dtype),
+        scores=found[-1] if scored else learner.mean.new_zeros(tasks, queries, 0),
+        # Without a draw the middle of the range: of random masks, the likelier value.
+        noise=learner.mean.new_full((tasks, learner.precondition.noise), 0.5),
+    )
+
+
+def _scores(
+    learner: "Learner", seen: Tensor | None, joint: Tensor | None, labels: Tensor, outputs: int, known: Known
+) -> Tensor:
+    """The scores of a task's query items; `joint` are the stem's features of all items, where they are known."""
+    assert learner.scorer is not None
+    if not learner.scorer.embeds:
+        assert seen is not None
+        items = seen
+    elif "embeddings" in known:
+        items = known["embeddings"].to(learner.mean.dtype)
+    else:
+        assert seen is not None
+        items = embeddings(learner, seen, joint)
+    support, query = items.tensor_split([len(labels)])
+    return learner.scorer(support, labels, query, outputs).to(learner.mean.dtype)

@@ -1,0 +1,99 @@
+"""Importing, loading, predicting and adapting leave the caller's process as it was."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+# What a program sees of its process; each entry is compared before and after.
+PROGRAM = """
+import hashlib, json, os, random, signal, sys, threading, warnings
+import numpy as np
+import torch
+
+def state():
+    threads = []
+    fresh = threading.Thread(target=lambda: threads.append(torch.get_num_threads()))
+    fresh.start(); fresh.join()
+    return {
+        "TF32 of products": torch.backends.cuda.matmul.allow_tf32,
+        "TF32 of convolutions": torch.backends.cudnn.allow_tf32,
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "filling of new tensors": torch.utils.deterministic.fill_uninitialized_memory,
+        "cuDNN's own choice": [torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic],
+        "torch's generator": hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest(),
+        "numpy's generator": hashlib.sha256(np.random.get_state()[1].tobytes()).hexdigest(),
+        "Python's generator": hashlib.sha256(repr(random.getstate()).encode()).hexdigest(),
+        "threads": torch.get_num_threads(),
+        "threads of a new thread": threads[0],
+        "threads between operations": torch.get_num_interop_threads(),
+        "grad mode": torch.is_grad_enabled(),
+        "default dtype": str(torch.get_default_dtype()),
+        "environment": dict(os.environ),
+        "signals": [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)],
+        "warning filters": [str(entry) for entry in warnings.filters],
+        "working folder": os.getcwd(),
+        "pyplot": "matplotlib.pyplot" in sys.modules,
+    }
+
+warnings.simplefilter("error")
+steps, before, environment = {}, state(), dict(os.environ)
+
+def step(name):
+    after = state()
+    after["environment"] = {key: value for key, value in os.environ.items() if environment.get(key) != value}
+    before["environment"] = {}
+    steps[name] = {key: [before[key], value] for key, value in after.items() if value != before[key]}
+
+import npbml
+step("import npbml")
+for name in npbml.__all__:
+    getattr(npbml, name)
+step("import of every public name")
+learner = npbml.load("cifar-fs-conv4", device="cpu")
+step("load")
+seeded = torch.Generator().manual_seed(0)
+random_bytes = torch.randint(0, 256, (10, 3, 32, 32), generator=seeded, dtype=torch.uint8)
+task = npbml.Task(random_bytes[:5], torch.arange(5), random_bytes[5:], torch.arange(5))
+learner.adapt(task)
+step("adapt")
+learner.predict(task)
+step("predict")
+classifier = npbml.FewShotClassifier(learner).fit(random_bytes[:5], list("abcde"))
+classifier.predict(random_bytes[5:])
+step("FewShotClassifier")
+import npbml.lab.pipeline, npbml.cli, npbml.report.pictures
+step("import of the laboratory")
+print(json.dumps({"items": list(before), "steps": steps}))
+"""
+STEPS = (
+    "import npbml",
+    "import of every public name",
+    "load",
+    "adapt",
+    "predict",
+    "FewShotClassifier",
+    "import of the laboratory",
+)
+# rich, which draws progress bars, draws a number when it is imported.
+OTHERS = {"import of the laboratory": ("Python's generator",)}
+
+
+@pytest.fixture(scope="module")
+def changes() -> dict[str, dict[str, list[object]]]:
+    """What has changed after each step, by item."""
+    # Two threads, so that work which spreads over threads does so here.
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["items"]) == 19
+    return found["steps"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_nothing_is_changed(changes: dict[str, dict[str, list[object]]], step: str) -> None:
+    assert {item: found for item, found in changes[step].items() if item not in OTHERS.get(step, ())} == {}
