@@ -1,7 +1,7 @@
 """What the choices that the paper leaves open are worth, on meta-validation:
 
     npbml pretrain --dataset cifar-fs --protocol best --run runs/encoder
-    npbml relation --run runs/encoder
+    npbml scorer --run runs/encoder
     python benchmarks/choices.py --encoder runs/encoder
     python benchmarks/choices.py --encoder runs/encoder --protocol plain
     python benchmarks/choices.py --table
@@ -9,7 +9,7 @@
 Every choice is meta-trained from the same encoder, with the settings of the protocol but for what its name says,
 and compared with `base` on the same tasks of the meta-validation classes. These are not the tasks by which the
 best step is chosen. The scores of `best` are nearly all that a learner reaches: with those of `plain`, which needs
-no `npbml relation`, the rule shows what it is worth. Choices can be named, and run beside each other: each writes
+no `npbml scorer`, the rule shows what it is worth. Choices can be named, and run beside each other: each writes
 a file of its own. Tables of all that is there are printed, and written beside the files as tables.md.
 """
 
@@ -19,25 +19,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from npbml.data.sets import open_dataset
-from npbml.engine.device import choose_device, make_reproducible
-from npbml.engine.evaluate import evaluate
-from npbml.engine.settings import resolved
-from npbml.engine.source import Features, TaskSource
+from npbml.engine.device import choose_device, computing
+from npbml.engine.evaluate import evaluate, over_tasks
+from npbml.engine.source import Cache, TaskSource
 from npbml.json_files import read_json, write_json, write_whole
 from npbml.lab.protocols import preset
-from npbml.lab.schema import method_config, override
+from npbml.lab.run_folder import read_config
+from npbml.lab.schema import Config, method_config, override
 from npbml.learner.learner import Learner
-from npbml.learner.settings import image_spec
 from npbml.measures import ACCURACY
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.observer import Observer
-from npbml.stages.scorer import relation_trainer
-from npbml.stages.stage import Stage, run_stage
+from npbml.stages.scorer import EpisodicTrainer
+from npbml.stages.setup import Setup
+from npbml.stages.stage import Stage, Trainer, run_stage
 from npbml.tensor_files import load_tensors
 
-FULL = "npbml"
+FULL, CHECKPOINT_SECONDS = "npbml", 60.0
 
 
 def rates(**lr: float) -> dict[str, Any]:
@@ -69,23 +70,23 @@ CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "relation-network": (
         "scores of a trained relation network",
         FULL,
-        {"relation": {"kind": "network", "steps": 10_000, "validate_every": 2500}},
+        {"scorer": {"kind": "relation-network"}, "scorer_training": {"steps": 10_000, "validate_every": 2500}},
     ),
-    "relation-own": ("scores by the learner's own encoder", FULL, {"relation": {"kind": "prototypes"}}),
-    "rounds-0": ("query items do not join the means that score them", FULL, {"relation": {"rounds": 0}}),
-    "centred-0": ("scores not centred", FULL, {"relation": {"centred": False}}),
-    "turns-0": ("scores of images as they stand alone", FULL, {"relation": {"turns": False}}),
-    "evened-0": ("scores of embeddings with their directions as they are", FULL, {"relation": {"evened": False}}),
-    "enlarged-1": ("scores of images in their own size", FULL, {"relation": {"enlarged": 1.0}}),
-    "relation-both": ("scores by the learner's own encoder as well", FULL, {"relation": {"kind": "both"}}),
+    "scorer-own": ("scores by the learner's own encoder", FULL, {"scorer": {"kind": "prototypes"}}),
+    "rounds-0": ("query items do not join the means that score them", FULL, {"scorer": {"rounds": 0}}),
+    "centre-0": ("scores not centred", FULL, {"scorer": {"centre": False}}),
+    "rotations-0": ("scores of images as they stand alone", FULL, {"scorer": {"rotations": False}}),
+    "whiten-0": ("scores of embeddings with their directions as they are", FULL, {"scorer": {"whiten": False}}),
+    "enlarge-1": ("scores of images in their own size", FULL, {"scorer": {"enlarge": 1.0}}),
+    "scorer-both": ("scores by the learner's own encoder as well", FULL, {"scorer": {"kind": "both"}}),
     "centred-head": ("the head sees embeddings less their mean", FULL, {"head": {"centred": True}}),
-    "centred-trust": (
+    "centred-score-weight": (
         "the same, and L^Q begins as four times the cross-entropy to the scores",
         FULL,
-        {"head": {"centred": True}, "loss": {"trust": 4.0}},
+        {"head": {"centred": True}, "loss": {"score_weight": 4.0}},
     ),
-    "trust-0": ("L^Q begins at nearly nothing", FULL, {"loss": {"trust": 0.0}}),
-    "trust-1": ("L^Q begins as the cross-entropy to the scores", FULL, {"loss": {"trust": 1.0}}),
+    "score-weight-0": ("L^Q begins at nearly nothing", FULL, {"loss": {"score_weight": 0.0}}),
+    "score-weight-1": ("L^Q begins as the cross-entropy to the scores", FULL, {"loss": {"score_weight": 1.0}}),
     "final-query": ("the scored prediction sees the queries alone", FULL, {"inner": {"final_batch": "query"}}),
     "stem-batch": ("batch norm of the stem by the batch", FULL, {"net": {"stem_norm": "batch"}}),
     "tail-running": ("batch norm of the tail by running statistics", FULL, {"net": {"tail_norm": "running"}}),
@@ -97,7 +98,7 @@ CHOICES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "augment-hard": (
         "tasks of crops from 0.08 of an image",
         FULL,
-        {"train": {"augment": True, "crop_scale_low": 0.08}},
+        {"train": {"augment": True}, "pretrain": {"augment": {"crop_scale_low": 0.08}}},
     ),
     "quirks": ("the defects of the reference code", "npbml-quirks", {}),
 }
@@ -118,7 +119,7 @@ def main() -> None:
     made.add_argument("--tasks", type=int, default=1000, help="meta-validation tasks of the comparison")
     made.add_argument("--device", default="auto")
     made.add_argument("--compile", choices=("auto", "on", "off"), default="auto", help="compile the inner step")
-    made.add_argument("--engine-tasks", choices=("auto", "together", "loop"), default="auto")
+    made.add_argument("--engine-tasks", choices=("auto", "vmap", "loop"), default="auto")
     made.add_argument("--precision", choices=("auto", "float32", "tf32", "bfloat16"), default="auto")
     made.add_argument("--table", action="store_true", help="only show what is there")
     options = made.parse_args()
@@ -126,7 +127,7 @@ def main() -> None:
         made.error(f"there is no choice {unknown[0]!r}")
     if not options.table:
         if options.encoder is None:
-            made.error("--encoder is needed: `npbml pretrain` and `npbml relation` make one")
+            made.error("--encoder is needed: `npbml pretrain` and `npbml scorer` make one")
         shared = Shared(options)
         for name in options.names or CHOICES:
             train(name, options, shared)
@@ -144,73 +145,95 @@ class Shared:
     """What the choices have in common: the encoder's settings, the images, and the frozen work on them."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.known: dict[str, Any] = read_json(options.encoder / "config.json")
+        self.known = read_config(options.encoder)
         self.device = choose_device(options.device)
-        make_reproducible(self.device)
-        store = open_dataset(self.known["dataset"])
+        store = open_dataset(self.known.dataset)
         self.splits = {split: store.classes(split).to(self.device) for split in ("train", "val")}
-        self.kept: Features = {}
+        self.cache: Cache = {}
+
+    def setup(self, config: Config, observer: Observer) -> Setup:
+        """What the trainers of a choice are given."""
+        tasks, batch_size = (config.shots, config.queries), config.test.batch_size
+        return Setup(config.learner, *tasks, config.seed, config.engine, self.device, batch_size, observer.said)
 
 
 def train(name: str, options: argparse.Namespace, shared: Shared) -> None:
     """Meta-train a choice and write how accurate it is on each meta-validation task."""
-    known, device, splits = shared.known, shared.device, shared.splits
-    where = f"{Path(known['dataset']).name}-{known['backbone']}-{options.shots}shot"
+    known = shared.known
+    where = f"{Path(known.dataset).name}-{known.learner.backbone}-{options.shots}shot"
     place = f"{where}-{options.steps}steps-{name}"
     file = kept_in(options) / f"{place}.json"
     if file.exists():
         return
     what, method, changes = CHOICES[name]
+    config = configured(options, known, method, changes)
+    folder, observer = options.work / options.protocol / place, Spoken(name)
+    setup = shared.setup(config, observer)
+    with computing(shared.device, setup.resolved_engine.precision):
+        summary, per_task = outcome(options, shared, setup, config, folder, observer)
+    lines = [json.loads(line) for line in (folder / "train" / "metrics.jsonl").read_text().splitlines()]
+    write_json(
+        file,
+        {
+            "name": name,
+            "what": what,
+            "method": method,
+            "changes": changes,
+            "dataset": config.dataset,
+            "backbone": config.learner.backbone,
+            "shots": options.shots,
+            "seed": config.seed,
+            "steps": options.steps,
+            "best_step": summary["best_step"],
+            "step_ms": summary["step_ms"],
+            "curve": [[line["step"], line["validation"]] for line in lines if "validation" in line],
+            "per_task": [round(value, 5) for value in per_task.tolist()],
+        },
+    )
+
+
+def configured(options: argparse.Namespace, known: Config, method: str, changes: dict[str, Any]) -> Config:
+    """The settings of a choice: those of the protocol, for the encoder that is there, but for its changes."""
     steps = {"steps": options.steps, "validate_every": max(1, options.steps // 6)}
     steps["validation_tasks"] = options.validation_tasks
-    config = preset(options.protocol, known["dataset"], known["backbone"], method, options.shots)
-    same = {"seed": known["seed"], "net": {"widths": known["net"]["widths"]}}
+    config = preset(options.protocol, known.dataset, known.learner.backbone, method, options.shots)
+    same = {"seed": known.seed, "net": {"widths": known.learner.net.widths}}
     engine = {"compile": options.compile, "precision": options.precision, "tasks": options.engine_tasks}
     config = override(config, {**same, "train": steps, "engine": engine})
-    config = override(method_config(config, method), changes)
-    learner = Learner(config, image_spec(splits["train"]), config.seed)
+    return override(method_config(config, method), changes)
+
+
+def outcome(
+    options: argparse.Namespace, shared: Shared, setup: Setup, config: Config, folder: Path, observer: Observer
+) -> tuple[dict[str, Any], Tensor]:
+    """The summary of a choice's meta-training, and the accuracy on each task of the comparison."""
+    train, val = shared.splits["train"], shared.splits["val"]
+    learner, scorer = Learner(config.learner, train.spec, config.seed), config.learner.scorer
     learner.take_pretrained(load_tensors(options.encoder / "pretrain" / "network.safetensors")[0])
-    folder, observer = options.work / options.protocol / place, Spoken(name)
-    if config.relation.kind == "network":
-        relation = relation_trainer(config, splits["train"], splits["val"], device, observer.said)
-        trained = _loop(folder, "relation", config.relation)
-        run_stage(trained, relation, observer, {})
-        learner.take_relation(load_tensors(trained.file(0))[0])
-    elif config.relation.pretrains and learner.relation is not None:
-        learner.take_relation(load_tensors(options.encoder / "relation" / "relation.safetensors")[0])
-    learner.to(device)
-    precision = resolved(config.engine, device).precision
-    sources = {
-        split: TaskSource(learner, classes, config.shots, config.queries, precision, shared.kept)
-        for split, classes in splits.items()
-    }
-    trainer = MetaTrainer(config, learner, sources["train"], sources["val"], observer.said)
-    loop = _loop(folder, "train", config.train)
-    summary = run_stage(loop, trainer, observer, {})
-    learner.load_state_dict(load_tensors(loop.file(0))[0])
-    at_a_time, purpose = config.test.together, "choices"
-    per_task = evaluate(trainer.answer, sources["val"].draw, options.tasks, at_a_time, config.seed, purpose)
-    lines = [json.loads(line) for line in (loop.folder / "metrics.jsonl").read_text().splitlines()]
-    outcome = {
-        "name": name,
-        "what": what,
-        "method": method,
-        "changes": changes,
-        "dataset": config.dataset,
-        "backbone": config.backbone,
-        "shots": options.shots,
-        "seed": config.seed,
-        "steps": options.steps,
-        "best_step": summary["best_step"],
-        "step_ms": summary["step_ms"],
-        "curve": [[line["step"], line["validation"]] for line in lines if "validation" in line],
-        "per_task": [round(value, 5) for value in per_task.tolist()],
-    }
-    write_json(file, outcome)
+    if scorer.kind == "relation-network":
+        episodic = EpisodicTrainer(setup, config.scorer_training, config.pretrain.augment, train, val)
+        trained = _stage("relation", config.scorer_training, episodic)
+        run_stage(trained, folder, observer, {}, CHECKPOINT_SECONDS)
+        learner.take_scorer(load_tensors(trained.file(folder))[0])
+    elif scorer.pretrains and learner.scorer is not None:
+        learner.take_scorer(load_tensors(options.encoder / "relation" / "relation.safetensors")[0])
+    learner.to(shared.device)
+    precision = setup.resolved_engine.precision
+    sources = [
+        TaskSource(learner, classes, config.shots, config.queries, precision, shared.cache)
+        for classes in (train, val)
+    ]
+    trainer = MetaTrainer(setup, config.train, config.method, learner, *sources, config.pretrain.augment)
+    stage = _stage("train", config.train, trainer)
+    summary = run_stage(stage, folder, observer, {}, CHECKPOINT_SECONDS)
+    learner.load_state_dict(load_tensors(stage.file(folder))[0])
+    draw, batch_size = sources[1].draw, setup.batch_size
+    return summary, evaluate(trainer.answer, draw, options.tasks, batch_size, config.seed, "choices")
 
 
-def _loop(folder: Path, stage: str, settings: Any) -> Stage:
-    return Stage(stage, folder / stage, "learner.safetensors", settings.steps, settings.validate_every, 60.0, stage)
+def _stage(name: str, settings: Any, trainer: Trainer) -> Stage:
+    steps = settings.steps, settings.validate_every
+    return Stage(name, "learner.safetensors", name, (), name, *steps, lambda: trainer)
 
 
 class Spoken(Observer):
@@ -248,9 +271,9 @@ def tables(outcomes: list[dict[str, Any]]) -> list[str]:
 
 def row(data: dict[str, Any], base: dict[str, Any] | None) -> str:
     per_task = torch.tensor(data["per_task"])
-    own, difference = ACCURACY.over(per_task), ""
+    own, difference = over_tasks(ACCURACY, per_task), ""
     if base and data is not base and len(base["per_task"]) == len(per_task):
-        apart = ACCURACY.over(per_task - torch.tensor(base["per_task"]))
+        apart = over_tasks(ACCURACY, per_task - torch.tensor(base["per_task"]))
         difference = f"{apart.mean:+.2f} ± {apart.ci95:.2f}"
     cells = [data["name"], data["what"], f"{own.mean:.2f} ± {own.ci95:.2f}", difference, str(data["best_step"])]
     return f"| {' | '.join(cells)} |"

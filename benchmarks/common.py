@@ -5,6 +5,7 @@ import gc
 import importlib
 import json
 import math
+import os
 import platform
 import statistics
 import sys
@@ -22,21 +23,26 @@ from torch import Tensor
 
 import npbml
 from npbml.engine.capture import first_line
-from npbml.engine.device import choose_device, describe_device, in_precision, small_workspace
-from npbml.engine.metastep import MetaStep, Work
+from npbml.engine.device import WORKSPACES, choose_device, describe_device, in_precision, set_tf32
+from npbml.engine.evaluate import over_tasks
+from npbml.engine.metastep import MetaStep, Ready, Tasks
 from npbml.engine.settings import EngineSettings, resolved
 from npbml.lab.protocols import preset
 from npbml.lab.schema import method_config, override
 from npbml.learner.learner import Learner
-from npbml.learner.prepare import Prepared
+from npbml.learner.prepare import normalised
 from npbml.learner.settings import ImageSpec
 from npbml.measures import ACCURACY
 from npbml.tasks import Task
 
 RESULTS = Path(__file__).parent / "results"
 WAYS, QUERIES = 5, 15
+# Pixels are 0.5 and a sixteenth of noise, and normalised back to it. On a grid this is exact: the networks see the
+# same images in single and in double precision.
+MEAN, STD, GRID = 0.5, 1 / 16, 2**20
 NUDGE = 1e-6  # relative: about what the roundings of single precision add up to inside a network
 LEAST = 0.05  # seconds that a timing takes at least, by repetition
+Make = Callable[..., Ready]  # some tensors, or trees of them -> tasks that are ready
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -55,39 +61,47 @@ def begin(options: argparse.Namespace) -> torch.device:
         torch.set_num_threads(options.threads)
     # One inner step is compiled for many settings here; past a limit torch would go on without a word, uncompiled.
     torch._dynamo.config.recompile_limit = 64
-    small_workspace()  # as in every run
-    use_tf32(False)  # the tasks' frozen work is done once, for all variants: not in TF32, which cudnn has on
+    for name, value in WORKSPACES.items():  # as in every run
+        os.environ.setdefault(name, value)
+    set_tf32(False)  # the tasks' frozen work is done once, for all variants: not in TF32, which cudnn has on
     return choose_device(options.device)
 
 
 def make_learner(
     method: str, backbone: str, shots: int, size: int, device: torch.device, filters: int, **settings: Any
 ) -> Learner:
-    """A learner as published for mini-ImageNet, with random weights and a small relation network.
+    """A learner as published for mini-ImageNet, with random weights and a small scorer.
 
     `filters` are conv4's, or those of the first block of resnet12, which are doubled from block to block. R sees
     means: with random weights, the sums over resnet12's block make the first inner step diverge.
     """
     net = {"filters": filters} if backbone == "conv4" else {"widths": [filters << block for block in range(4)]}
     config = override(preset("published", "mini-imagenet", backbone, method, shots), {"net": net})
-    config = override(override(config, {"relation": {"widths": [8, 8]}, "loss": {"averaged": True}}), settings)
-    images = ImageSpec(3, size, (0.5,) * 3, (0.25,) * 3)
-    return Learner(method_config(config, method), images).to(device)
+    config = override(override(config, {"scorer": {"widths": [8, 8]}, "loss": {"averaged": True}}), settings)
+    images = ImageSpec(3, size, (MEAN,) * 3, (STD,) * 3)
+    return Learner(method_config(config, method).learner, images).to(device)
 
 
 def random_tasks(tasks: int, shots: int, size: int, device: torch.device, seed: int = 0) -> Task:
-    """A batch of tasks whose classes are noise around a pattern each."""
+    """A batch of tasks whose classes are noise around a pattern each; images are floats in 0 to 1."""
     random = torch.Generator().manual_seed(seed)
     patterns = torch.randn(tasks, WAYS, 1, 3, size, size, generator=random)
 
     def images(count: int) -> Tensor:
         noise = torch.randn(tasks, WAYS, count, 3, size, size, generator=random)
-        return (0.5 * patterns + noise).flatten(1, 2).to(device)
+        steps = (STD * GRID * (0.5 * patterns + noise)).round()
+        return (MEAN + steps / GRID).clamp(0, 1).flatten(1, 2).to(device)
 
     def labels(count: int) -> Tensor:
         return torch.arange(WAYS, device=device).repeat_interleave(count).repeat(tasks, 1)
 
     return Task(images(shots), labels(shots), images(QUERIES), labels(QUERIES))
+
+
+def seen_by(learner: Learner, tasks: Task) -> Task:
+    """The same tasks with the images as the learner's networks see them, for libraries that do not normalise."""
+    support, query = (normalised(learner, images) for images in (tasks.support_images, tasks.query_images))
+    return tasks._replace(support_images=support, query_images=query)
 
 
 def in_double(tasks: Task) -> Task:
@@ -134,18 +148,23 @@ class Variant:
         return {"name": self.name, "failure": self.failure, **values, **low_high}
 
 
-# What the engine can do, in words and as its settings: vmap is tasks together, loop each by itself (on a core or
-# GPU stream of its own).
+# What the engine can do, in words and as its settings: vmap is all tasks at once, loop each by itself (on a core
+# or GPU stream of its own).
 ON_GPU: dict[str, dict[str, Any]] = {
     "loop": {"tasks": "loop"},
     "vmap": {},
-    "loop, captured": {"tasks": "loop", "graph": "on"},
-    "vmap, captured": {"graph": "on"},
-    "vmap, compiled, captured": {"compile": "on", "graph": "on"},
-    "vmap, compiled, captured, tf32": {"compile": "on", "graph": "on", "precision": "tf32"},
-    "vmap, compiled, captured, bf16": {"compile": "on", "graph": "on", "precision": "bfloat16"},
-    "loop, compiled, captured, tf32": {"tasks": "loop", "compile": "on", "graph": "on", "precision": "tf32"},
-    "loop, compiled, captured, bf16": {"tasks": "loop", "compile": "on", "graph": "on", "precision": "bfloat16"},
+    "loop, captured": {"tasks": "loop", "cuda_graph": "on"},
+    "vmap, captured": {"cuda_graph": "on"},
+    "vmap, compiled, captured": {"compile": "on", "cuda_graph": "on"},
+    "vmap, compiled, captured, tf32": {"compile": "on", "cuda_graph": "on", "precision": "tf32"},
+    "vmap, compiled, captured, bf16": {"compile": "on", "cuda_graph": "on", "precision": "bfloat16"},
+    "loop, compiled, captured, tf32": {"tasks": "loop", "compile": "on", "cuda_graph": "on", "precision": "tf32"},
+    "loop, compiled, captured, bf16": {
+        "tasks": "loop",
+        "compile": "on",
+        "cuda_graph": "on",
+        "precision": "bfloat16",
+    },
 }
 ON_CPU: dict[str, dict[str, Any]] = {
     "loop": {"tasks": "loop"},
@@ -154,7 +173,7 @@ ON_CPU: dict[str, dict[str, Any]] = {
     "vmap, compiled": {"compile": "on"},
     "vmap, bf16": {"precision": "bfloat16"},
 }
-PLAIN = {"tasks": "together", "compile": "off", "graph": "off", "precision": "float32"}
+PLAIN = {"tasks": "vmap", "compile": "off", "cuda_graph": "off", "precision": "float32"}
 
 
 class Engine:
@@ -163,43 +182,44 @@ class Engine:
     def __init__(self, learner: Learner, notes: list[str], skip: str = "", only: str = "") -> None:
         """Variants that have a word of `skip` in their names, or lack one of `only`, are left out."""
         self.learner, self.notes, self.skip, self.only = learner, notes, skip.split(), only.split()
+        self.device = next(learner.parameters()).device
         self.executors: dict[tuple[str, str], Any] = {}
 
-    def eager(self, work: Work, inputs: Sequence[Tensor], words: str) -> list[Variant]:
+    def eager(self, make: Make, inputs: Sequence[Any], words: str) -> list[Variant]:
         """The plain loop and the plain vmap alone, for checks."""
-        ways = {way: EngineSettings(**PLAIN | {"tasks": way}) for way in ("loop", "together")}
-        return [self.variant(f"npbml, {way}, {words}", engine, work, inputs) for way, engine in ways.items()]
+        ways = {way: EngineSettings(**PLAIN | {"tasks": way}) for way in ("loop", "vmap")}
+        return [self.variant(f"npbml, {way}, {words}", engine, make, inputs) for way, engine in ways.items()]
 
-    def variants(self, work: Work, inputs: Sequence[Tensor], suffix: str = "") -> list[Variant]:
-        """Every variant on tasks that `work(*inputs)` makes."""
-        ways = ON_GPU if inputs[0].is_cuda else ON_CPU
+    def variants(self, make: Make, inputs: Sequence[Any], suffix: str = "") -> list[Variant]:
+        """Every variant on tasks that `make(*inputs)` makes ready."""
+        ways = ON_GPU if self.device.type == "cuda" else ON_CPU
         return [
-            self.variant(f"npbml, {name}{suffix}", EngineSettings(**PLAIN | changes), work, inputs)
+            self.variant(f"npbml, {name}{suffix}", EngineSettings(**PLAIN | changes), make, inputs)
             for name, changes in ways.items()
             if not any(word in name for word in self.skip) and all(word in name for word in self.only)
         ]
 
-    def variant(self, name: str, settings: EngineSettings, work: Work, inputs: Sequence[Tensor]) -> Variant:
+    def variant(self, name: str, settings: EngineSettings, make: Make, inputs: Sequence[Any]) -> Variant:
         """Meta-steps with these settings of the engine."""
         key = (settings.tasks, settings.compile)
         steps: list[MetaStep] = []
 
-        def in_its_precision(*inputs: Tensor) -> tuple[Prepared, Tensor]:
-            with in_precision(settings.precision, inputs[0].device):
-                return work(*inputs)
+        def in_its_precision(*inputs: Any) -> Ready:
+            with in_precision(settings.precision, self.device):
+                return make(*inputs)
 
         def run() -> None:
             if not steps:
                 steps.append(self._step(settings, partial(self._say, name)))
                 steps[0].executor = self.executors.get(key)
-            steps[0](in_its_precision, tuple(inputs), self.learner.outer(1.0))
+            steps[0](Tasks(in_its_precision, tuple(inputs), None), self.learner.outer(1.0))
             self.executors.setdefault(key, steps[0].executor)
 
         def gradient() -> Tensor:
             return flat(parameter.grad for parameter in self.learner.parameters())
 
-        device = next(self.learner.parameters()).device
-        return Variant(name, run, gradient, resolved(settings, device).precision != "float32", steps.clear)
+        rounded = resolved(settings, self.device.type).precision != "float32"
+        return Variant(name, run, gradient, rounded, steps.clear)
 
     def _step(self, settings: EngineSettings, say: Callable[[str], None]) -> MetaStep:
         # Of rate 0: a step costs what all do, and each finds the same gradient as the one before.
@@ -237,11 +257,6 @@ def errors_by_group(learner: Learner, found: Tensor | None, expected: Tensor | N
     return {letter: relative_error(*map(torch.cat, zip(*pairs, strict=True))) for letter, pairs in pieces.items()}
 
 
-def use_tf32(on: bool) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = on
-    torch.backends.cudnn.allow_tf32 = on
-
-
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -254,7 +269,7 @@ def first_steps(variants: Iterable[Variant], device: torch.device) -> None:
     first: Tensor | None = None
     for variant in variants:
         print(f"  {variant.name} ... ", end="", flush=True)
-        use_tf32(variant.tf32)
+        set_tf32(variant.tf32)
         try:
             started = time.perf_counter()
             variant.run()
@@ -290,7 +305,7 @@ def time_in_turns(variants: Iterable[Variant], device: torch.device, rounds: int
 
 
 def _seconds(variant: Variant, count: int, device: torch.device) -> float:
-    use_tf32(variant.tf32)
+    set_tf32(variant.tf32)
     wait(device)
     started = time.perf_counter()
     for _ in range(count):
@@ -407,7 +422,7 @@ def print_accuracies(
     for name, found in rows.items():
         row = [name]
         for mine, first in zip(found, base, strict=True):
-            total, apart = ACCURACY.over(mine), ACCURACY.over(mine - first)
+            total, apart = over_tasks(ACCURACY, mine), over_tasks(ACCURACY, mine - first)
             row.append(f"{total.mean:.2f} ± {total.ci95:.2f}")
             row.append(f"{apart.mean:+.2f} ± {apart.ci95:.2f}" if found is not base else "")
         table.append(row)

@@ -8,12 +8,13 @@ which the encoder knows: with the running statistics of pre-training, and with t
 support and query together or apart. The stem has running statistics always.
 """
 
+import argparse
 from pathlib import Path
 
 from common import begin, parser, print_accuracies
 from torch import Tensor
 
-from npbml.engine.device import in_precision, set_precision
+from npbml.engine.device import computing, in_precision
 from npbml.lab.pipeline import Pipeline
 from npbml.lab.run_folder import read_config
 from npbml.lab.schema import override, with_device
@@ -36,20 +37,24 @@ def main() -> None:
     options = made.parse_args()
     device = begin(options)
     run = Pipeline(options.run, with_device(read_config(options.run), options.device))
-    set_precision(options.precision)
-    network, classes = run.pretrained_network(), run.splits[options.split]
-    rows: dict[str, list[Tensor]] = {}
-    for name, (statistics, batch) in WAYS.items():
-        norms = {"stem_norm": "running", "tail_norm": statistics}
-        config = override(run.config, {"net": norms, "pretrain": {"prototype_batch": batch}})
-        use_norms(network, config)
-        with in_precision(options.precision, device):
-            rows[name] = [
-                prototype_accuracies(network, config, classes, shots, options.tasks, "validation")
-                for shots in options.shots
-            ]
-    print(f"{run.config.dataset}, {run.config.backbone}, {options.tasks} tasks of the {options.split} classes\n")
+    with computing(device, options.precision, deterministic=False), in_precision(options.precision, device):
+        rows = {name: accuracies(run, *way, options) for name, way in WAYS.items()}
+    config = run.config
+    print(f"{config.dataset}, {config.learner.backbone}, {options.tasks} tasks of the {options.split} classes\n")
     print_accuracies("statistics", rows, "running", rows["running"], options.shots)
+
+
+def accuracies(run: Pipeline, statistics: str, batch: str, options: argparse.Namespace) -> list[Tensor]:
+    """Of each task, for each number of shots: [tasks]"""
+    network, classes = run.pretrained_network(), run.splits[options.split]
+    norms = {"net": {"stem_norm": "running", "tail_norm": statistics}, "pretrain": {"prototype_batch": batch}}
+    found = []
+    for shots in options.shots:
+        config = override(run.config, {**norms, "shots": shots})
+        use_norms(network, config.learner)
+        setup, tasks = run.setup(config), options.tasks
+        found.append(prototype_accuracies(network, setup, config.pretrain, classes, tasks, "validation"))
+    return found
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from common import (
     random_tasks,
     relative_error,
     save,
+    seen_by,
     time_in_turns,
     try_import,
 )
@@ -47,7 +48,7 @@ from plain import MamlClassifier, take
 from torch import Tensor, nn
 
 from npbml.learner.learner import Learner
-from npbml.stages.metatrain import as_they_are
+from npbml.stages.metatrain import as_given
 from npbml.tasks import Task
 
 
@@ -72,14 +73,12 @@ def main() -> None:
 
     notes: list[str] = []
     left_out: dict[str, str] = {}
-    prepared = learner.prepare_tasks(tasks)
-    mine = Engine(learner, notes, options.skip, options.only).variants(
-        as_they_are, (*prepared, tasks.query_labels)
-    )
-    peers, double = peer_variants(learner, tasks, left_out)
-    exact, floats = copy.deepcopy(learner).double(), in_double(tasks)
-    inputs = (*exact.prepare_tasks(floats), tasks.query_labels)
-    double += Engine(exact, notes).eager(as_they_are, inputs, "double")
+    ready = learner.prepare_batch(tasks), tasks.query_labels
+    mine = Engine(learner, notes, options.skip, options.only).variants(as_given, (ready,))
+    peers, double = peer_variants(learner, seen_by(learner, tasks), left_out)
+    exact = copy.deepcopy(learner).double()
+    ready = exact.prepare_batch(in_double(tasks)), tasks.query_labels
+    double += Engine(exact, notes).eager(as_given, (ready,), "double")
     print("first steps and gradients")
     first_steps([*double, *peers, *mine], device)
     left_out |= {variant.name: variant.failure for variant in [*double, *peers, *mine] if variant.failure}

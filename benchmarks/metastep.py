@@ -6,7 +6,7 @@
 The paper's style is `higher`, one task after another, with the whole network in every inner step. It starts from
 images; npbml is timed from tasks whose frozen work is done, and again with the frozen blocks computed for every
 batch. The optimiser's step is in all of them. First it is checked that all find the same meta-gradient, against
-that of the paper's style in single and in double precision. The relation scores are given to all alike.
+that of the paper's style in single and in double precision. The scores of query items are given to all alike.
 """
 
 import copy
@@ -16,7 +16,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from common import (
+    WAYS,
     Engine,
+    Make,
     Variant,
     about,
     begin,
@@ -35,17 +37,18 @@ from common import (
     random_tasks,
     relative_error,
     save,
+    seen_by,
     time_in_turns,
     try_import,
 )
 from plain import LossNetworks, NpbmlClassifier, take
 from torch import Tensor
 
-from npbml.engine.metastep import Work
+from npbml.engine.metastep import Ready
 from npbml.learner.learner import Learner
-from npbml.learner.prepare import Prepared
+from npbml.learner.prepare import prepare_tasks
 from npbml.nets.settings import block_widths
-from npbml.stages.metatrain import as_they_are
+from npbml.stages.metatrain import as_given
 from npbml.tasks import Task
 
 PAPER = "the paper's style"
@@ -71,17 +74,18 @@ def main() -> None:
     filters = options.filters or (128 if options.net == "conv4" else 64)
     learner = make_learner("npbml", options.net, options.shots, options.size, device, filters)
     tasks = random_tasks(options.meta_batch, options.shots, options.size, device)
-    prepared = learner.prepare_tasks(tasks)
-    learner.relation = None  # its scores are known, and its time is not what is measured
+    prepared = learner.prepare_batch(tasks)
+    learner.scorer = None  # its scores are known, and its time is not what is measured
 
     notes: list[str] = []
     left_out: dict[str, str] = {}
     engine = Engine(learner, notes, options.skip, options.only)
-    ready = engine.variants(as_they_are, (*prepared, tasks.query_labels))
-    stem = engine.variants(with_stem(learner), (prepared.scores, *tasks), STEM)
-    paper, double = paper_variants(learner, tasks, prepared.scores, options.stem_gradients, left_out)
+    ready = engine.variants(as_given, ((prepared, tasks.query_labels),))
+    stem = engine.variants(with_stem(learner), (prepared.scores, tasks), STEM)
+    seen = seen_by(learner, tasks)
+    paper, double = paper_variants(learner, seen, prepared.scores, options.stem_gradients, left_out)
     exact = copy.deepcopy(learner).double()
-    inputs = (prepared.scores.double(), *in_double(tasks))
+    inputs = prepared.scores.double(), in_double(tasks)
     double += Engine(exact, notes).eager(with_stem(exact), inputs, "double")
     if options.no_double:
         double = []
@@ -119,13 +123,15 @@ def main() -> None:
     save(options.out, f"metastep-{options.net}-{device.type}", result, draw)
 
 
-def with_stem(learner: Learner) -> Work:
-    """The frozen work of tasks, relation scores aside."""
+def with_stem(learner: Learner) -> Make:
+    """The frozen work of tasks, scores aside; unchecked, as that of a data set's tasks: so it can be recorded."""
 
-    def work(scores: Tensor, *task: Tensor) -> tuple[Prepared, Tensor]:
-        return learner.prepare_tasks(Task(*task))._replace(scores=scores), task[-1]
+    def make(scores: Tensor, tasks: Task) -> Ready:
+        images, queries = torch.cat([tasks.support_images, tasks.query_images], 1), tasks.query_images.shape[1]
+        prepared = prepare_tasks(learner, images, tasks.support_labels, queries, WAYS)
+        return prepared._replace(scores=scores), tasks.query_labels
 
-    return work
+    return make
 
 
 def report(result: dict[str, Any], title: str) -> None:

@@ -143,7 +143,7 @@ class LossNetworks(nn.Module):
         self.regulariser = LossNetwork(4 * tensors, hidden)
 
     def forward(self, logits: Tensor, labels: Tensor, scores: Tensor, theta: list[Tensor]) -> Tensor:
-        """logits of support and query items, labels of the support, relation scores of the query"""
+        """logits of support and query items, labels of the support, scores of the query"""
         support, query = logits[: len(labels)], logits[len(labels) :]
         base = F.cross_entropy(support, labels, reduction="none")
         guessed = F.cross_entropy(query, scores.argmax(1), reduction="none")

@@ -30,7 +30,7 @@ from common import (
 )
 
 from npbml.engine.settings import EngineSettings, resolved
-from npbml.stages.metatrain import as_they_are
+from npbml.stages.metatrain import as_given
 
 ON_GPU = {
     "meta-batch": (1, 2, 4, 8, 16, 32, 64),
@@ -50,9 +50,9 @@ def main() -> None:
     made.add_argument("--filters", type=int, help="conv4's, or those of resnet12's first block")
     made.add_argument("--size", type=int)
     made.add_argument("--rounds", type=int, default=5)
-    made.add_argument("--tasks", default="together", choices=("auto", "together", "loop"))
+    made.add_argument("--tasks", default="vmap", choices=("auto", "vmap", "loop"))
     made.add_argument("--compile", default="auto", choices=("auto", "on", "off"))
-    made.add_argument("--graph", default="auto", choices=("auto", "on", "off"))
+    made.add_argument("--cuda-graph", default="auto", choices=("auto", "on", "off"))
     made.add_argument("--precision", default="auto", choices=("auto", "float32", "tf32", "bfloat16"))
     options = made.parse_args()
     device = begin(options)
@@ -60,7 +60,7 @@ def main() -> None:
     options.points = options.points or list((ON_CPU if small else ON_GPU)[options.sweep])
     options.size = options.size or (32 if small else 84)
     options.filters = options.filters or {"conv4": 128, "resnet12": 64}[options.net] // (8 if small else 1)
-    engine = {name: getattr(options, name) for name in ("tasks", "compile", "graph", "precision")}
+    engine = {name: getattr(options, name) for name in ("tasks", "compile", "cuda_graph", "precision")}
 
     notes: list[str] = []
     rows: list[dict[str, Any]] = []
@@ -76,8 +76,8 @@ def main() -> None:
             del variant
             torch._dynamo.reset()
 
-    decided = resolved(EngineSettings(**engine), device)
-    how = f"compile {decided.compile}, graph {decided.graph}, {decided.precision}"
+    decided = resolved(EngineSettings(**engine), device.type)
+    how = f"compile {decided.compile}, graph {decided.cuda_graph}, {decided.precision}"
     size = "" if options.sweep == "size" else f", {options.size}x{options.size}"
     title = f"NPBML, {options.net}({options.filters}){size}: {how}"
     result = about(device, options, title=title, notes=notes, rows=rows)
@@ -109,9 +109,9 @@ def one(
     steps = {"steps": now["steps"], "test_steps": None}
     learner = make_learner("npbml", options.net, now["shots"], now["size"], device, options.filters, inner=steps)
     tasks = random_tasks(now["meta-batch"], now["shots"], now["size"], device)
-    inputs = (*learner.prepare_tasks(tasks), tasks.query_labels)
+    ready = learner.prepare_batch(tasks), tasks.query_labels
     name = f"{WORDS[options.sweep]}: {now[options.sweep]}{', remat' if engine.remat else ''}"
-    return Engine(learner, notes).variant(name, engine, as_they_are, inputs)
+    return Engine(learner, notes).variant(name, engine, as_given, (ready,))
 
 
 def draw(figure: Any, rows: list[dict[str, Any]], words: str, title: str) -> None:

@@ -28,7 +28,8 @@ def main(run: str, method: str, name: str) -> None:
         for key, tensor in learner.state_dict().items()
     }
     about = {"method": method, "results": read_json(source / "results.json")}
-    save_tensors(LEARNERS / f"{name}.safetensors", tensors, about | about_learner(learner.settings, learner.images))
+    about |= about_learner(learner.settings, learner.images)
+    save_tensors(LEARNERS / f"{name}.safetensors", tensors, about)
 
 
 if __name__ == "__main__":

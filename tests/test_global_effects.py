@@ -40,6 +40,7 @@ def state():
     }
 
 warnings.simplefilter("error")
+warnings.filterwarnings("ignore", category=DeprecationWarning)  # of other packages
 steps, before, environment = {}, state(), dict(os.environ)
 
 def step(name):
@@ -67,6 +68,26 @@ classifier.predict(random_bytes[5:])
 step("FewShotClassifier")
 import npbml.lab.pipeline, npbml.cli, npbml.report.pictures
 step("import of the laboratory")
+from npbml.lab.pipeline import Pipeline
+from npbml.lab.protocols import preset
+from npbml.lab.schema import override
+
+@npbml.register_dataset("blobs")
+def blobs():
+    random = np.random.default_rng(0)
+    def pictures():
+        return np.clip(random.uniform(0, 1, 3) + random.normal(0, 0.1, (8, 16, 16, 3)), 0, 1)
+    return {split: {f"{split} {n}": pictures() for n in range(4)} for split in ("train", "val", "test")}
+
+tiny = {"steps": 2, "validate_every": 2, "validation_tasks": 4}
+tables = {"ways": 3, "queries": 3, "net": {"filters": 4}, "scorer": {"widths": [2], "pools": 1}}
+tables |= {"pretrain": {**tiny, "batch_size": 8}, "scorer_training": tiny, "train": tiny, "test": {"tasks": 6}}
+run = Pipeline.start(sys.argv[1], override(preset("quick", "blobs"), tables))
+with run.at_work():
+    for stage in (*run.needs(["npbml"]), "npbml"):
+        run.run(stage)
+    run.test("npbml")
+step("a whole run")
 print(json.dumps({"items": list(before), "steps": steps}))
 """
 STEPS = (
@@ -77,17 +98,19 @@ STEPS = (
     "predict",
     "FewShotClassifier",
     "import of the laboratory",
+    "a whole run",
 )
 # rich, which draws progress bars, draws a number when it is imported.
-OTHERS = {"import of the laboratory": ("Python's generator",)}
+OTHERS = dict.fromkeys(("import of the laboratory", "a whole run"), ("Python's generator",))
 
 
 @pytest.fixture(scope="module")
-def changes() -> dict[str, dict[str, list[object]]]:
+def changes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[object]]]:
     """What has changed after each step, by item."""
     # Two threads, so that work which spreads over threads does so here.
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path_factory.mktemp("effects") / "run")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert len(found["items"]) == 19

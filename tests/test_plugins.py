@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from npbml import registry
+from npbml.errors import SettingError
+
 PLUGINS = Path(__file__).parent / "plugins"
 SETTINGS = """
 ways = 3
@@ -93,6 +96,7 @@ def test_a_backbone(npbml: Npbml, tmp_path: Path) -> None:
     assert "tiny" in npbml("run", "--help", *plugin("tiny_backbone")).stdout
     refused = npbml("test", "--run", "mine", ok=False)
     assert refused.returncode == 1 and "There is no backbone 'tiny'" in refused.stderr
+    assert "--plugin" in refused.stderr and "tiny_backbone.py" in refused.stderr
 
 
 def test_a_data_set(npbml: Npbml, tmp_path: Path) -> None:
@@ -118,3 +122,20 @@ def test_a_plugin_that_fails_is_told(npbml: Npbml, tmp_path: Path, text: str, sa
     done = npbml("parts", "--plugin", "bad.py", ok=False)
     assert said in done.stderr and "Traceback" not in done.stderr
     assert "There is no plugin" in npbml("parts", "--plugin", "none.py", ok=False).stderr
+
+
+def test_an_installed_package_is_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+
+    class Point:
+        name, value = "mine", "my_package.parts"
+
+        def load(self) -> None:
+            loaded.append(self.name)
+
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()] if group == "npbml.plugins" else [])
+    registry.load_entry_points()
+    assert loaded == ["mine"]
+    monkeypatch.setattr(Point, "load", lambda self: 1 / 0)
+    with pytest.raises(SettingError, match=r"my_package.parts.*ZeroDivisionError"):
+        registry.load_entry_points()

@@ -50,9 +50,9 @@ def _load_from_run(folder: Path, method: str | None, device: str) -> Learner:
     if not (folder / "config.json").exists():
         raise RunError(f"{folder} is not a run folder: it has no config.json.")
     config = read_json(folder / "config.json")
-    if not isinstance(config, dict):
-        raise RunError(f"{folder / 'config.json'} is damaged: it must be a table of settings.")
-    method = method or str(config.get("method"))
+    if not isinstance(config, dict) or "method" not in config:
+        raise RunError(f"{folder / 'config.json'} is damaged: it does not hold the settings of a run.")
+    method = method or str(config["method"])
     path = folder / method / "learner.safetensors"
     if not path.exists():
         if not (path.parent / "recipe.json").exists():

@@ -82,6 +82,7 @@ HEADS.built_in("linear", "npbml.rule.head:LinearHead", "a row of its own for eac
 PRECONDITIONERS = Registry(
     "preconditioner",
     {
+        "learned": True,  # it has parameters to meta-learn
         "sets_rate": False,  # its start is the learning rate
         "per_step": False,  # it has parameters for each inner step
         "fits_shapes": False,  # its parameters grow with the adapted tensors

@@ -116,6 +116,9 @@ class PartName(str):
     other: ClassVar[str] = ""  # what it takes beside names, such as a folder
 
 
+LOADED: list[str] = []  # the plugins of this process, as they were given
+
+
 def load_plugin(path: str | Path) -> None:
     """Run a user's Python file, which registers parts. The same file is run once."""
     file = Path(path).expanduser().resolve()
@@ -137,6 +140,7 @@ def load_plugin(path: str | Path) -> None:
     except Exception as error:
         del sys.modules[name]
         raise SettingError(f"The plugin {path} failed with {type(error).__name__}: {error}") from error
+    LOADED.append(str(path))
 
 
 def load_entry_points() -> None:

@@ -132,7 +132,7 @@ sys.exit(code)
 
 
 class Process:
-    """`npbml ARGUMENTS` in a process of its own: how it ended, what it said, and what it imported of what is slow."""
+    """`npbml ARGUMENTS` in a process of its own: how it ended, what it said, and what slow modules it imported."""
 
     def __init__(self, *arguments: object, place: Path) -> None:
         done = subprocess.run(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from npbml.cli.options import read_configuration, read_settings_file
+from npbml.cli.options import read_configuration
 from npbml.cli.stages import run
 from npbml.lab.run_folder import read_config
 from npbml.lab.schema import Config, method_config
@@ -71,7 +71,12 @@ FILES: list[tuple[str, str, str]] = [
         'protocol = "slow"',
         "protocol takes one of published, fast, best, plain, quick, common, not 'slow'",
     ),
-    ("a.toml", "dataset = 3", "dataset takes text, not 3"),
+    (
+        "a.toml",
+        "dataset = 3",
+        "dataset takes one of glyphs, mini-imagenet, tiered-imagenet, cifar-fs, fc100, omniglot, sinusoid, a folder, "
+        "not 3",
+    ),
     ("a.toml", "wayz = 3", "no setting 'wayz'. Did you mean 'ways'?"),
     ("a.toml", "[inner]\nstepz = 3", "no setting 'inner.stepz'. Did you mean 'inner.steps'?"),
     ("a.toml", "inner = 3", "inner must be a table of settings, not 3"),

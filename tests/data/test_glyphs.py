@@ -102,7 +102,8 @@ def test_every_picture_shows_dark_ink_on_light_paper_and_differs(glyph_store: St
 
 
 def test_raw_pixels_are_not_enough(glyph_store: Store) -> None:
-    task = glyph_store.classes("test").sample(600, 5, 1, 15, generator(0, "raw pixels"))
+    classes = glyph_store.classes("test")
+    task = classes.sample(600, 5, 1, 15, generator(0, "raw pixels"), classes.batch)
     distance = torch.cdist(task.query_images.flatten(2), task.support_images.flatten(2))
     accuracy = (distance.argmin(-1) == task.query_labels).float().mean(1)
     mean, interval = float(accuracy.mean()), 1.96 * float(accuracy.std()) / 600**0.5

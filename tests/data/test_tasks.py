@@ -32,8 +32,10 @@ def class_set(counts: list[int], channels: int = 1, size: int = 2) -> ClassSet:
 
 
 def numbers(classes: ClassSet, images: torch.Tensor) -> torch.Tensor:
-    """The image numbers that normalised images spell."""
-    pixels = (images * classes.std[:, None, None] + classes.mean[:, None, None]) * 255
+    """The image numbers that images spell, in bytes or normalised."""
+    pixels = images.double()
+    if images.dtype != torch.uint8:
+        pixels = (images * classes.std[:, None, None] + classes.mean[:, None, None]) * 255
     return (pixels[..., 0, 0, 0] + 256 * pixels[..., 0, 0, 1]).round().long()
 
 
@@ -51,9 +53,14 @@ def test_every_task_is_well_formed(case: tuple[list[int], int, int, int, int, in
     counts, tasks, ways, shots, queries, seed = case
     classes = class_set(counts)
     task = classes.sample(tasks, ways, shots, queries, generator(seed))
+    normalised = classes.sample(tasks, ways, shots, queries, generator(seed), classes.batch)
     assert task.support_images.shape == (tasks, ways * shots, 1, 2, 2)
     assert task.query_images.shape == (tasks, ways * queries, 1, 2, 2)
-    assert task.support_images.dtype == torch.float32 and task.query_labels.dtype == torch.long
+    assert task.support_images.dtype == torch.uint8 and task.query_labels.dtype == torch.long
+    assert normalised.support_images.dtype == torch.float32
+    for mine, theirs in zip(task, normalised, strict=True):
+        shown = classes.normalise(mine) if mine.dtype == torch.uint8 else mine
+        assert torch.equal(shown, theirs)
     for row in range(tasks):
         support, query = numbers(classes, task.support_images[row]), numbers(classes, task.query_images[row])
         assert len({*support.tolist(), *query.tolist()}) == ways * (shots + queries)

@@ -109,7 +109,7 @@ def test_scores_by_prototypes_need_no_relation_network_and_methods_share_feature
 ) -> None:
     run = Pipeline.start(tmp_path / "run", override(config, {"scorer": {"kind": "prototypes"}}))
     assert run.needs(["npbml", "maml"]) == ["pretrain"]
-    with pytest.raises(SettingError, match=r"scorer\.kind=prototypes .*nothing is to be trained"):
+    with pytest.raises(SettingError, match=r"scorer\.kind=prototypes .*nothing to train"):
         run.run("relation")
     run.run("pretrain")
     for method in ("npbml", "maml"):

@@ -11,11 +11,14 @@ import pytest
 from npbml.data.store import ClassEntry, Store
 from npbml.errors import RunError
 from npbml.json_files import write_json
+from npbml.lab.environment import environment
+from npbml.lab.identity import from_file, to_file
 from npbml.lab.paper import TableCell, paper_tables
 from npbml.lab.pipeline import Pipeline
 from npbml.lab.reproduce import Job, commit, grouped_by_folder, plan, read_result, read_results
 from npbml.lab.schema import method_config
-from npbml.settings import to_dict
+from npbml.methods import REMOVED
+from npbml.settings import leaves, nested
 from npbml.stages.observer import Observer
 
 SMALL: dict[str, Any] = {
@@ -25,11 +28,12 @@ SMALL: dict[str, Any] = {
     "net": {"filters": 3},
     "loss": {"hidden": 4},
     "inner": {"steps": 2},
-    "pretrain": {"steps": 3, "batch": 4, "validate_every": 3, "validation_tasks": 2, "validation_shots": 1},
-    "relation": {"widths": [2], "pools": 1, "steps": 2, "validate_every": 2, "validation_tasks": 2},
+    "pretrain": {"steps": 3, "batch_size": 4, "validate_every": 3, "validation_tasks": 2, "validation_shots": 1},
+    "scorer": {"widths": [2], "pools": 1},
+    "scorer_training": {"steps": 2, "validate_every": 2, "validation_tasks": 2},
     "train": {"steps": 2, "validate_every": 2, "validation_tasks": 2},
     "test": {"tasks": 4},
-    "engine": {"tasks": "grouped_by_folder"},
+    "engine": {"tasks": "vmap"},
 }
 
 
@@ -52,11 +56,11 @@ def job_of(
 
 
 def finish(job: Job) -> dict[str, Any]:
-    """Pipeline a job; the content of its file."""
+    """Run a job; the content of its file."""
     run = Pipeline.start(job.folder, job.config)
-    run.pretrain()
-    run.train(job.cell.method)
-    job.keep(run, run.test(job.cell.method))
+    run.run("pretrain")
+    run.run(job.cell.method)
+    job.keep(run.test(job.cell.method), environment(run.config, run.device, run.data.checksum))
     return json.loads(job.file.read_text())
 
 
@@ -78,7 +82,7 @@ def test_methods_with_one_encoder_share_a_run_folder() -> None:
     assert [len(jobs) for jobs in places.values()] == [5, 2, 5, 2]
     assert list(grouped_by_folder(table_jobs("table4", "published", 0))) == list(places)[:1]
     support = list(places.values())[1]
-    assert all(job.config.inner.batch == "support" and "support" in job.folder.name for job in support)
+    assert all(job.config.learner.inner.batch == "support" and "support" in job.folder.name for job in support)
 
 
 def test_a_method_with_settings_of_its_own_has_a_run_folder_of_its_own() -> None:
@@ -105,8 +109,12 @@ def test_every_job_has_a_file_of_its_own() -> None:
     [
         ("npbml-1", {"inner": {"steps": 5}, "device": "cpu", "test": {"tasks": 7}}, ""),
         ("npbml-1", {"inner": {"steps": 9}, "ways": 4}, "ways=4, inner.steps=9"),
-        ("npbml-1", {"relation": {"rounds": 3}, "loss": {"trust": 0.1}}, ""),  # it asks for no scores
-        ("npbml-8", {"relation": {"rounds": 3}, "loss": {"trust": 0.1}}, "loss.trust=0.1, relation.rounds=3"),
+        ("npbml-1", {"scorer": {"rounds": 3}, "loss": {"score_weight": 0.1}}, ""),  # it asks for no scores
+        (
+            "npbml-8",
+            {"scorer": {"rounds": 3}, "loss": {"score_weight": 0.1}, "scorer_training": {"steps": 5}},
+            "loss.score_weight=0.1, scorer.rounds=3, scorer_training.steps=5",
+        ),
     ],
 )
 def test_a_result_is_told_apart_by_what_differs_from_the_protocol(
@@ -115,17 +123,21 @@ def test_a_result_is_told_apart_by_what_differs_from_the_protocol(
     variation = "support" if method == "npbml-1" else ""
     cell = TableCell("NPBML", method, "cifar-fs", "conv4", 1, variation=variation)
     job = plan(cell, "published", 3, settings, tmp_path, tmp_path)
-    assert job.config.inner.batch == (variation or "joint")
-    words = [f"cifar-fs-conv4-{job.config.ways}way-1shot", method, variation, "published-seed3.json"]
+    assert job.config.learner.inner.batch == (variation or "joint")
+    words = [f"cifar-fs-conv4-{job.config.learner.ways}way-1shot", method, variation, "published-seed3.json"]
     assert job.file.name == "-".join(word for word in words if word)
     about = {name: getattr(cell, name) for name in ("method", "variation", "dataset", "backbone", "shots")}
     found = {"protocol": "published", "seed": 3, "tasks": 7, "accuracy": 50.0, "ci95": 1.0}
-    write_json(job.file, about | found | {"config": to_dict(method_config(job.config, cell.method))})
+    write_json(job.file, about | found | {"config": to_file(method_config(job.config, cell.method))})
+    assert read_result(job.file).changed == changed
+    own = {leaf.old_name: leaf.old_value for leaf in leaves(method_config(job.config, cell.method))}
+    write_json(job.file, about | found | {"config": nested(own | REMOVED)})  # as version 0.1 wrote it
     assert read_result(job.file).changed == changed
 
 
 def test_a_result_tells_where_it_comes_from(done: Job) -> None:
     data = json.loads(done.file.read_text())
+    assert from_file(data["config"]) == method_config(done.config, done.cell.method)
     assert data["config"]["net"]["filters"] == 3 and data["config"]["loss"]["inductive"] is False
     assert set(data["seconds"]) == {"pretrain", "train", "test"} and data["tasks"] == 4
     assert data["environment"]["torch"] and data["device"]
@@ -171,7 +183,7 @@ def test_a_stage_is_taken_over_from_another_number_of_shots(done: Job, dataset: 
     assert {path.name: path.read_bytes() for path in (five.folder / "pretrain").iterdir()} == before
     run.take_over("pretrain", [done.folder])
     assert len(heard.words) == 1
-    run.train("npbml-1")
+    run.run("npbml-1")
 
 
 def test_a_stage_with_other_settings_or_images_is_not_taken_over(done: Job, dataset: str, tmp_path: Path) -> None:
@@ -217,7 +229,7 @@ def test_a_configuration_of_another_version_is_named(done: Job, dataset: str, tm
 def test_the_commit_is_known_in_a_checkout_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = commit()
     assert found is None or len(found.removesuffix("-dirty")) == 40
-    monkeypatch.setattr("npbml.reproduce.__file__", str(tmp_path / "reproduce.py"))
+    monkeypatch.setattr("npbml.lab.reproduce.__file__", str(tmp_path / "reproduce.py"))
     assert commit() is None
     monkeypatch.setenv("PATH", "")
     assert commit() is None

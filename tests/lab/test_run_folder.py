@@ -204,7 +204,7 @@ def test_a_run_of_version_one_goes_on_where_it_was(done: Pipeline, old: Path) ->
     told: list[str] = []
     assert read_config(old, told.append) == done.config
     renamed = sum(leaf.old_name != leaf.name for leaf in leaves(Config()))
-    assert len(told) == 1 and f"of version 0.1, and {renamed} of its settings have other names now" in told[0]
+    assert len(told) == 1 and f"of version 0.1: {renamed} of its settings have other names now" in told[0]
     run = Pipeline.start(old, done.config)
     for stage in ("pretrain", "relation", "npbml", "maml"):
         assert run.stage(stage).done(old)

@@ -3,7 +3,7 @@
 import npbml
 
 
-@npbml.PRECONDITIONERS("sign", summary="the sign of the gradient")
+@npbml.PRECONDITIONERS("sign", summary="the sign of the gradient", learned=False)
 class Sign(npbml.Preconditioner):
     def transform(self, name, g):
         return g.sign()

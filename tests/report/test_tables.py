@@ -182,10 +182,10 @@ def test_the_summary_has_the_cells_of_npbml_alone() -> None:
     assert summary([]) == summary([SUPPORT]) and "yet" in summary([])[0] and len(summary([])) == 1
 
 
-def test_the_readme_shows_the_results_as_they_are() -> None:
+def test_the_readme_of_the_results_shows_them_as_they_are() -> None:
     """`python docs/refresh.py results results` puts them there."""
     root = Path(__file__).parents[2]
-    _, _, rest = (root / "README.md").read_text(encoding="utf-8").partition("refresh.py results -->\n")
+    _, _, rest = (root / "results" / "README.md").read_text(encoding="utf-8").partition("refresh.py results -->\n")
     shown, end, _ = rest.partition("\n<!-- end of results -->")
     assert end and shown == "\n".join(
         summary(read_results(root / "results") if (root / "results").is_dir() else [])

@@ -16,8 +16,8 @@ class Arguments:
         for word in self.words:
             option, equals, value = word.partition("=")
             if word.startswith("-"):
-                taken = option == f"--{name}"
-                found += [value] if taken and equals else []
+                taken = word == f"--{name}"
+                found += [value] if equals and option == f"--{name}" else []
             elif taken:
                 found.append(word)
         return found
@@ -48,17 +48,22 @@ class Arguments:
         taken = False
         for word in self.words:
             if word.startswith("-"):
-                taken = word.partition("=")[0] == f"--{name}"
-            if not taken:
+                taken = word == f"--{name}"
+            if not taken and word.partition("=")[0] != f"--{name}":
                 kept.append(word)
         return Arguments(kept)
 
-    def renamed(self, names: Mapping[str, str]) -> "Arguments":
-        """The words with options of other names."""
-        words = []
+    def renamed(self, names: Mapping[str, str], values: Mapping[str, Mapping[str, str]]) -> "Arguments":
+        """The words with other names of options, and, by their new names, with other values of them."""
+        words: list[str] = []
+        here: Mapping[str, str] = {}
         for word in self.words:
             option, equals, value = word.partition("=")
-            name = option.removeprefix("--").replace("-", "_")
-            new = names.get(name) if option.startswith("--") else None
-            words.append(f"--{new.replace('_', '-')}{equals}{value}" if new else word)
+            if not option.startswith("--"):
+                words.append(here.get(word, word))
+                continue
+            name = names.get(spelt := option.removeprefix("--").replace("-", "_"), spelt)
+            here = values.get(name, {})
+            kept = option if name == spelt else f"--{name.replace('_', '-')}"
+            words.append(f"{kept}{equals}{here.get(value, value)}")
         return Arguments(words)

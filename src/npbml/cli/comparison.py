@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
 
 from npbml.cli.arguments import Arguments
 from npbml.cli.options import Asked, Options, method_name, read_settings
@@ -16,7 +18,7 @@ from npbml.lab.run_folder import read_config
 from npbml.lab.schema import Config, override
 from npbml.lab.stages import PRETRAIN
 from npbml.methods import find_recipe, trained_methods, trains
-from npbml.parts import METHODS
+from npbml.parts import METHODS, MethodName
 from npbml.report.terminal import Terminal
 from npbml.settings import flat, setting, to_dict
 
@@ -28,9 +30,19 @@ SAME = ("dataset", "ways", "shots", "queries", "seed", "image_size")
 
 
 @dataclass(frozen=True)
+class SharedConfig(Config):
+    """The settings that methods share: --methods stands in the place of the two that are hidden."""
+
+    method: tyro.conf.Suppress[MethodName] = setting("npbml")
+    baselines: tyro.conf.Suppress[tuple[str, ...]] = setting(())
+
+
+@dataclass(frozen=True)
 class CompareOptions(Options):
     """What is compared, where it is kept and its settings."""
 
+    settings: Annotated[SharedConfig, tyro.conf.arg(name="")] = field(default_factory=SharedConfig)
+    shown = SharedConfig
     methods: tuple[str, ...] = setting(())
     """Names, or files of recipes, with commas between; or all. The others are measured against the first."""
 

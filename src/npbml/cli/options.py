@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from npbml.cli.arguments import Arguments
 from npbml.cli.screen import Command, note
+from npbml.errors import SettingError
 from npbml.lab.protocols import preset
 from npbml.lab.run_folder import read_config
 from npbml.lab.schema import Config, check_config, override, read_file, read_recipe, refuse_contradiction
@@ -51,6 +52,7 @@ class Options:
     """The run folder, new or to be continued. A name made of the settings, below runs/, if not given."""
     config: str | None = setting(None)
     """A TOML or JSON file of settings; what the command line says goes before it."""
+    shown: ClassVar[type[Config]] = Config  # the same fields, of which a command may hide some
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def read_settings(
     the protocol's defaults; so the places it may come from are read first. `protocol` is that of a new run if
     none is asked for; a `method` and a `folder` stand in the place of those of the arguments.
     """
-    given = Arguments(arguments).renamed(_renamed_options(arguments))
+    given = by_todays_names(Arguments(arguments))
     place = folder or (Path(run) if (run := given.get("run")) else None)
     file = read_settings_file(Path(path)) if (path := given.get("config")) else {}
     config = read_config(place, note) if place and (place / "config.json").exists() else None
@@ -101,14 +103,14 @@ def read_settings(
         kind,
         prog=f"npbml {command.__name__}",
         description=command.__doc__,
-        default=kind(settings=config),
+        default=kind(settings=kind.shown(**vars(config))),
         args=[_spelt(word) for word in given.words],
         config=(tyro.conf.FlagConversionOff,),
         registry=NAMES,
     )
     baselines = [name for names in options.settings.baselines for name in names.split(",") if name]
     config = replace(
-        options.settings,
+        Config(**vars(options.settings)),
         method=MethodName(method or method_name(options.settings.method)),
         baselines=tuple(map(method_name, baselines)),
     )
@@ -125,15 +127,19 @@ def read_settings_file(path: Path) -> dict[str, Any]:
     return tables
 
 
-def _renamed_options(arguments: list[str]) -> dict[str, str]:
-    """Options that version 0.1 had under other names; they are understood, and the user is told."""
-    given = Arguments(arguments).names
-    names = {leaf.old_name: leaf.name for leaf in leaves(Config())}
-    today = set(names.values())
-    found = {old: new for old, new in names.items() if old in given and old not in today}
-    for old, new in found.items():
-        note(f"The setting {old} is called {new} now.")
-    return found
+def by_todays_names(given: Arguments) -> Arguments:
+    """Options that version 0.1 had, under their names of today; the user is told."""
+    known = list(leaves(Config()))
+    today = {leaf.name for leaf in known}
+    names = {leaf.old_name: leaf.name for leaf in known if leaf.old_name not in today}
+    for name in given.names & names.keys():
+        note(f"The setting {name} is called {names[name]} now.")
+    for name in given.names & REMOVED.keys():
+        if given.get(name.replace("_", "-")) not in (None, str(REMOVED[name])):
+            raise SettingError(f"The setting {name} is gone: it is always {REMOVED[name]}.")
+        note(f"The setting {name} is gone: it is always {REMOVED[name]}.")
+        given = given.without(name).without(name.replace("_", "-"))
+    return given.renamed(names, {leaf.name: leaf.metadata["values"] for leaf in known})
 
 
 def read_configuration(command: Command, arguments: list[str]) -> Asked:

@@ -52,14 +52,14 @@ def store_of(name: str, splits: Splits, size: int | None = None) -> Store:
     missing = [split for split in SPLITS if not splits.get(split)]
     if missing:
         raise DataError(f"The data set {name} has no classes in {' and '.join(missing)}: give some to each split.")
-    given = {(split, label): picture_list(splits[split][label]) for split in SPLITS for label in splits[split]}
+    given = {
+        (split, label): _pictures(name, label, splits[split][label]) for split in SPLITS for label in splits[split]
+    }
     first = _as_it_is(next(iter(given.values()))[0])
     side, channels = size or first.shape[-1], first.shape[0]
     entries: list[ClassEntry] = []
     images: list[np.ndarray] = []
     for (split, label), pictures in given.items():
-        if not pictures:
-            raise DataError(f"The class {label!r} of {name} has no pictures.")
         entries.append(ClassEntry(str(label), split, len(images), len(pictures)))
         images += [picture_bytes(picture, side, channels) for picture in pictures]
     pixels = np.stack(images)
@@ -67,6 +67,14 @@ def store_of(name: str, splits: Splits, size: int | None = None) -> Store:
     mean, std = moments(pixels, trained)
     checksum = hashlib.sha256(np.ascontiguousarray(pixels).data).hexdigest()
     return Store(Path(name), name, pixels, tuple(entries), tuple(mean), tuple(std), checksum, {"dataset": name})
+
+
+def _pictures(name: str, label: str, pictures: Any) -> list[Any]:
+    """The single pictures of a class."""
+    try:
+        return picture_list(pictures)
+    except DataError as error:
+        raise DataError(f"The class {label!r} of {name}: {error}") from None
 
 
 def _as_it_is(picture: Any) -> np.ndarray:

@@ -51,8 +51,12 @@ def computing(device: torch.device, precision: str, deterministic: bool = True) 
     variables = {"TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "compiled")}
     if device.type == "cuda" and deterministic:
         variables |= WORKSPACES
+    threads = torch.get_num_threads()
     with _environment(variables), _flags(device, precision, deterministic):
-        yield
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)  # workers on one core each have changed what new threads begin with
 
 
 @contextmanager

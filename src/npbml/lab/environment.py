@@ -9,6 +9,7 @@ import torch
 
 from npbml.engine.device import describe_device
 from npbml.lab.schema import Config
+from npbml.registry import LOADED
 from npbml.version import __version__
 
 
@@ -24,4 +25,5 @@ def environment(config: Config, device: torch.device, data: str) -> dict[str, An
         "cores": os.cpu_count(),
         "seed": config.seed,
         "data": data,
+        **({"plugins": list(LOADED)} if LOADED else {}),
     }

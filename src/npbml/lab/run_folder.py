@@ -13,6 +13,7 @@ from npbml.lab.schema import Config
 from npbml.learner.settings import LearnerSettings
 from npbml.methods import REMOVED, Recipe, find_recipe, register
 from npbml.parts import METHODS
+from npbml.registry import LOADED
 from npbml.settings import from_old_names
 
 
@@ -26,7 +27,7 @@ def read_config(folder: Path, note: Callable[[str], None] = lambda words: None) 
     try:
         config = from_file(data, told.append)
     except (TypeError, SettingError) as error:
-        raise RunError(f"{path} is damaged or of another version of npbml: {error}") from None
+        raise _unreadable(folder, path, error) from None
     renamed = [words for words in told if "called" in words]
     if renamed:
         count = len(renamed)
@@ -44,7 +45,19 @@ def _register_recipes(folder: Path) -> None:
                 raise RunError(f"{path} is another recipe than the {name} given now: give yours another name.")
             register(name, Recipe(known["summary"], rule))
         except (KeyError, TypeError, SettingError) as error:
-            raise RunError(f"{path} is damaged or of another version of npbml: {error}") from None
+            raise _unreadable(folder, path, error) from None
+
+
+def _unreadable(folder: Path, path: Path, error: Exception) -> RunError:
+    """What to say of a file that names what is not known: perhaps a plugin is missing."""
+    environment = folder / "environment.json"
+    made_with = read_json(environment).get("plugins", []) if environment.exists() else []
+    missing = [plugin for plugin in made_with if plugin not in LOADED]
+    if missing:
+        return RunError(
+            f"{folder} was made with a plugin: give it with --plugin {' --plugin '.join(missing)}. {error}"
+        )
+    return RunError(f"{path} is damaged or of another version of npbml: {error}")
 
 
 def _taken(folder: Path) -> bool:

@@ -55,7 +55,8 @@ def _start(config: LearnerSettings) -> str:
 
 
 def _preconditioner(config: LearnerSettings) -> list[str]:
-    words, warp = [PRECONDITIONERS.part(kind).summary or kind for kind in config.precondition.chain], config.warp
+    learned = [kind for kind in config.precondition.chain if PRECONDITIONERS.fact(kind, "learned")]
+    words, warp = [PRECONDITIONERS.part(kind).summary or kind for kind in learned], config.warp
     if warp.kind != "learned":
         return words
     name = "linear warp" if warp.activation == "none" else "non-linear warp"

@@ -146,7 +146,7 @@ def markdown_table(lines: Sequence[Line], columns: Sequence[str]) -> list[str]:
 
 
 def summary(results: Sequence[Result]) -> list[str]:
-    """The cells of NPBML alone that the paper has or we have, as lines of Markdown for the README."""
+    """The cells of NPBML alone that the paper has or we have, as lines of Markdown."""
     cells = [
         cell for name in ("table1", "table2") for cell in paper_tables()[name].cells if cell.method == "npbml"
     ]

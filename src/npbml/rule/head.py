@@ -8,17 +8,25 @@ from npbml.rule.settings import HeadSettings
 
 
 class Head(nn.Module):
-    """`rows` rows of weights and biases, from which a task's head starts.
+    """Rows of weights and biases, from which a task's head starts: as many as `rows` says.
 
-    With a warp, a matrix T that starts as the identity multiplies the logits (T-Net).
+    With a warp, a matrix T that starts as the identity multiplies the logits (T-Net). A subclass states whether it
+    has a row for each class (`fixes_ways`), and whether all classes start alike (`alike`).
     """
 
-    def __init__(self, width: int, rows: int, outputs: int, settings: HeadSettings, warp: bool = False) -> None:
+    fixes_ways = alike = False
+
+    def __init__(self, width: int, outputs: int, settings: HeadSettings, warp: bool = False) -> None:
         super().__init__()
+        rows = self.rows(outputs)
         self.weight = nn.Parameter(torch.zeros(rows, width))
         self.bias = nn.Parameter(torch.zeros(rows))
         self.warp = nn.Parameter(torch.eye(outputs)) if warp else None
         self.carry_gradient, self.centred = settings.copy == "expand", settings.centred
+
+    def rows(self, outputs: int) -> int:
+        """How many rows it has."""
+        return outputs
 
     def start(self, outputs: int) -> tuple[Tensor, Tensor]:
         """The head of a task at theta_0: weight [outputs, width] and bias [outputs]."""
@@ -38,14 +46,11 @@ class UnicornHead(Head):
 
     alike = True
 
-    def __init__(self, width: int, outputs: int, settings: HeadSettings, warp: bool = False) -> None:
-        super().__init__(width, 1, outputs, settings, warp)
+    def rows(self, outputs: int) -> int:
+        return 1
 
 
 class LinearHead(Head):
     """A row of its own for each class."""
 
     fixes_ways = True
-
-    def __init__(self, width: int, outputs: int, settings: HeadSettings, warp: bool = False) -> None:
-        super().__init__(width, outputs, outputs, settings, warp)

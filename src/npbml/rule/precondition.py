@@ -28,6 +28,7 @@ class Preconditioner(nn.Module):
     what is true of it among the attributes below, and draws what starts at random in `begin`.
     """
 
+    learned = True  # it has parameters to meta-learn
     sets_rate = False  # its start is the learning rate
     per_step = False  # it has parameters for each step
     fits_shapes = False  # its parameters grow with the tensors

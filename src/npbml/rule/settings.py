@@ -57,7 +57,7 @@ class LossSettings:
     inductive: bool = setting(True)
     """The inductive network L^S, on the support set."""
     transductive: bool = setting(True)
-    """The transductive network L^Q, on the query images and their relation scores."""
+    """The transductive network L^Q, on the query images and their scores."""
     regulariser: bool = setting(True)
     """The regulariser R, on statistics of the adapted tensors."""
     adaptive_support: bool = setting(False)
@@ -75,7 +75,7 @@ class LossSettings:
     inputs: Literal["logits", "softmax"] = setting("logits")
     """Predictions as the networks see them: raw logits or probabilities (item 16)."""
     target: Literal["argmax", "soft"] = setting("argmax")
-    """The query items' target: the class of the highest relation score, or the normalised scores (item 21)."""
+    """The query items' target: the class of the highest score, or the normalised scores (item 21)."""
     score_weight: float = setting(0.0, low=0, was="trust")
     """Add the query items' cross-entropy to their target to L^Q, by a weight that begins here and is learned."""
     activation: Literal["identity", "smooth_leaky"] = setting("identity")
