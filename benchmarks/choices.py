@@ -31,11 +31,12 @@ from npbml.lab.run_folder import read_config
 from npbml.lab.schema import Config, method_config, override
 from npbml.learner.learner import Learner
 from npbml.measures import ACCURACY
+from npbml.stages.loop import Trainer, run_stage
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.observer import Observer
 from npbml.stages.scorer import EpisodicTrainer
 from npbml.stages.setup import Setup
-from npbml.stages.stage import Stage, Trainer, run_stage
+from npbml.stages.stage import Stage
 from npbml.tensor_files import load_tensors
 
 FULL, CHECKPOINT_SECONDS = "npbml", 60.0

@@ -31,8 +31,8 @@ def main() -> None:
     print(f"{'meta-batch':>10} {'draw':>8} {'bytes':>8} {'normalised':>10}")
     for tasks in (1, 4, 16, 64):
         drawn = _rate(lambda seed, n=tasks: classes.draw(n, 5, 5, 15, generator(seed)), tasks)
-        bytes_ = _rate(lambda seed, n=tasks: classes.sample(n, 5, 5, 15, generator(seed), classes.pixels), tasks)
-        floats = _rate(lambda seed, n=tasks: classes.sample(n, 5, 5, 15, generator(seed)), tasks)
+        bytes_ = _rate(lambda seed, n=tasks: classes.sample(n, 5, 5, 15, generator(seed)), tasks)
+        floats = _rate(lambda seed, n=tasks: classes.sample(n, 5, 5, 15, generator(seed), classes.batch), tasks)
         print(f"{tasks:>10} {drawn:>8.0f} {bytes_:>8.0f} {floats:>10.0f}", flush=True)
 
 

@@ -9,8 +9,9 @@ The accuracy of the highest score on tasks of the meta-validation classes: of co
 as they are, of those in which a step towards the protocol `best` is taken after another, and of the run's own
 settings, by which two networks may score. With scorer.kind=prototypes the network is the learner's own.
 
-With `--score-weight`, also what the run's learner makes of its scores before it is meta-trained, by their weight in
-its loss (loss.score_weight), with embeddings as they are and centred (head.centred), against the scores themselves.
+With `--score-weight`, also what the run's learner makes of its scores before it is meta-trained, by their weight
+in its loss (loss.score_weight), with embeddings as they are and centred (head.centred), against the scores
+themselves.
 """
 
 from pathlib import Path

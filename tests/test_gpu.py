@@ -15,12 +15,13 @@ from npbml.lab.schema import Config, method_config, override
 from npbml.lab.stages import scorer_config
 from npbml.learner.learner import Learner
 from npbml.randomness import generator
+from npbml.stages.loop import Trainer, run_stage
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.observer import Observer
 from npbml.stages.pretrain import Pretrainer
 from npbml.stages.scorer import EncoderTrainer, EpisodicTrainer, teacher
 from npbml.stages.setup import Setup
-from npbml.stages.stage import Stage, Trainer, run_stage
+from npbml.stages.stage import Stage
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 

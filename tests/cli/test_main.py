@@ -20,6 +20,7 @@ from npbml.cli.options import read_configuration
 from npbml.cli.stages import run
 from npbml.errors import Stopped
 from npbml.lab.schema import Config
+from npbml.methods import REMOVED
 from npbml.settings import describe
 
 Npbml = Callable[..., Any]
@@ -240,6 +241,8 @@ OLD_OPTIONS: list[tuple[str, str, str, Any]] = [
     ("--test.together 3", "test.together", "test.batch_size", 3),
     ("--engine.graph off", "engine.graph", "engine.cuda_graph", "off"),
     ("--loss.trust 0.5", "loss.trust", "loss.score_weight", 0.5),
+    ("--relation.kind network", "relation.kind", "scorer.kind", "relation-network"),
+    ("--relation.kind=network", "relation.kind", "scorer.kind", "relation-network"),
 ]
 
 
@@ -253,6 +256,45 @@ def test_options_of_version_one_are_understood_and_told(
     assert {name: setting for name, _, setting in describe(Config, asked.config)}[new] == value
     assert asked.named == {new: value}
     assert capsys.readouterr().err == f"npbml: The setting {old} is called {new} now.\n"
+
+
+@pytest.mark.parametrize("option", [["--engine.tasks", "together"], ["--engine.tasks=together"]])
+def test_a_value_of_version_one_is_understood(capsys: pytest.CaptureFixture[str], option: list[str]) -> None:
+    assert read_configuration(run, option).config.engine.tasks == "vmap"
+    assert capsys.readouterr().err == ""
+
+
+CONSTANTS: list[tuple[str, str, bool]] = [
+    ("net.group_blocks", "--net.group-blocks 4", True),
+    ("net.group_blocks", "--net.group-blocks=4", True),
+    ("net.group_blocks", "--net.group_blocks 4", True),
+    ("net.group_blocks", "--net.group-blocks 5", False),
+    ("net.group_blocks", "--net.group-blocks=5", False),
+    ("net.group_blocks", "--net.group_blocks 5", False),
+    ("warp.residual", "--warp.residual false", True),
+    ("warp.residual", "--warp.residual=False", True),
+    ("warp.residual", "--warp.residual True", False),
+    ("precondition.decay", "--precondition.decay 5e-4", True),
+    ("precondition.decay", "--precondition.decay 0.1", False),
+    ("relation.clip_norm", "--relation.clip-norm 0", True),
+    ("train.coverage", "--train.coverage balanced", False),
+    ("train.coverage", "--train.coverage random", True),
+    ("train.crop_scale_low", "--train.crop-scale-low None", True),
+    ("train.crop_scale_low", "--train.crop-scale-low 0.5", False),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "same"), CONSTANTS, ids=[arguments for _, arguments, _ in CONSTANTS]
+)
+def test_an_option_that_is_gone_is_left_out_at_its_constant_and_refused_at_another(
+    npbml_command: Npbml, name: str, arguments: str, same: bool
+) -> None:
+    said = npbml_command("settings", *arguments.split(), "--shots", 3)
+    assert f"The setting {name} is gone: it is always {REMOVED[name]}." in said.error
+    assert said.code == (0 if same else 2) and bool(said.out) is same
+    if same:
+        assert read_configuration(run, [*arguments.split(), "--shots", "3"]).config.shots == 3
 
 
 def test_options_of_version_one_are_refused_by_todays_names(npbml_command: Npbml) -> None:

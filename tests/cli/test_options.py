@@ -74,8 +74,8 @@ FILES: list[tuple[str, str, str]] = [
     (
         "a.toml",
         "dataset = 3",
-        "dataset takes one of glyphs, mini-imagenet, tiered-imagenet, cifar-fs, fc100, omniglot, sinusoid, a folder, "
-        "not 3",
+        "dataset takes one of glyphs, mini-imagenet, tiered-imagenet, cifar-fs, fc100, omniglot, sinusoid, "
+        "a folder, not 3",
     ),
     ("a.toml", "wayz = 3", "no setting 'wayz'. Did you mean 'ways'?"),
     ("a.toml", "[inner]\nstepz = 3", "no setting 'inner.stepz'. Did you mean 'inner.steps'?"),

@@ -51,11 +51,12 @@ from npbml.learner.learner import Learner
 from npbml.learner.settings import ImageSpec
 from npbml.nets.functional import sharing_copy
 from npbml.randomness import generator
+from npbml.stages.loop import run_stage
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.observer import Observer
 from npbml.stages.pretrain import Pretrainer, prototype_accuracies, use_norms
 from npbml.stages.setup import Setup
-from npbml.stages.stage import Stage, run_stage
+from npbml.stages.stage import Stage
 from npbml.tensor_files import load_tensors
 
 STEPS, CPU = 4, torch.device("cpu")

@@ -19,10 +19,11 @@ from npbml.learner.learner import GROUPS, Learner
 from npbml.learner.settings import ImageSpec
 from npbml.randomness import generator
 from npbml.rule.objective import Outer
+from npbml.stages.loop import run_stage
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.observer import Observer
 from npbml.stages.setup import Setup
-from npbml.stages.stage import Stage, run_stage
+from npbml.stages.stage import Stage
 from npbml.tensor_files import load_tensors
 
 RATES = {"theta": 1e-3, "omega": 2e-3, "phi": 3e-3, "psi": 4e-3}

@@ -21,12 +21,13 @@ from npbml.learner.learner import Learner
 from npbml.learner.settings import ImageSpec
 from npbml.nets.layers import Norm
 from npbml.randomness import draw_numbers, generator, keys
+from npbml.stages.loop import run_stage
 from npbml.stages.observer import Observer
 from npbml.stages.pretrain import Pretrainer, learning_rate, pretrain_network, prototype_logits, rotated, use_norms
 from npbml.stages.scorer import EncoderTrainer, teacher
 from npbml.stages.settings import PretrainSettings
 from npbml.stages.setup import Setup
-from npbml.stages.stage import Stage, run_stage
+from npbml.stages.stage import Stage
 from npbml.tasks import Task
 
 CPU = torch.device("cpu")
@@ -225,7 +226,7 @@ def test_prototypes_are_the_class_means_of_one_batch_or_of_two(norm: str) -> Non
     trainer.step(0)
     network = trainer.network.double()
     use_norms(network, trainer.setup.learner)
-    batch = trainer.val.sample(1, 3, 2, 3, generator(0, "task"))
+    batch = trainer.val.sample(1, 3, 2, 3, generator(0, "task"), trainer.val.batch)
     task = Task(*(part[0].double() if part.is_floating_point() else part[0] for part in batch))
     with torch.no_grad():
         together = network(torch.cat([task.support_images, task.query_images]))
@@ -240,7 +241,8 @@ def test_prototypes_are_the_class_means_of_one_batch_or_of_two(norm: str) -> Non
 def test_shuffled_support_has_the_same_prototypes() -> None:
     trainer = pretrainer(net={**SMALL["net"], "stem_norm": "running", "tail_norm": "running"})
     use_norms(trainer.network, trainer.setup.learner)
-    task = Task(*(part[0] for part in trainer.val.sample(1, 3, 2, 3, generator(0, "task"))))
+    batch = trainer.val.sample(1, 3, 2, 3, generator(0, "task"), trainer.val.batch)
+    task = Task(*(part[0] for part in batch))
     order = torch.tensor([5, 0, 3, 1, 4, 2])
     mixed = task._replace(support_images=task.support_images[order], support_labels=task.support_labels[order])
     with torch.no_grad():

@@ -68,7 +68,7 @@ def test_the_loss_is_the_squared_error_of_the_scores_of_one_episode(augment: boo
     indices = classes.draw(1, 3, 2, 3, generator(0, "relation", 4))
     number = draw_numbers(generator(0, "relation", 4), 3)[2]
     varied = augmented(classes, trainer.augment, number)
-    look = (lambda indices: classes.normalise(varied(indices))) if augment else None
+    look = (lambda indices: classes.normalise(varied(indices))) if augment else classes.batch
     task = Task(*(part[0] for part in classes.task(indices, 2, look)))
     with torch.no_grad():
         scores = trainer.module(task.support_images, task.support_labels, task.query_images, 3)
@@ -122,7 +122,7 @@ def test_a_learner_takes_the_network_and_gives_its_scores() -> None:
     learner = Learner(trainer.setup.learner, ImageSpec(1, 16, (0.5,), (0.25,)), seed=9)
     assert learner.scorer is not None
     learner.take_scorer(trainer.result())
-    batch = trainer.val.sample(1, 3, 2, 3, generator(0, "task"), trainer.val.pixels)
+    batch = trainer.val.sample(1, 3, 2, 3, generator(0, "task"))
     task = Task(*(part[0] for part in batch))
     support, query = (normalised(learner, images) for images in (task.support_images, task.query_images))
     with torch.no_grad():

@@ -135,11 +135,20 @@ def by_todays_names(given: Arguments) -> Arguments:
     for name in given.names & names.keys():
         note(f"The setting {name} is called {names[name]} now.")
     for name in given.names & REMOVED.keys():
-        if given.get(name.replace("_", "-")) not in (None, str(REMOVED[name])):
+        words = [*given.all(name.replace("_", "-")), *given.all(name)]
+        if not all(_says(word, REMOVED[name]) for word in words):
             raise SettingError(f"The setting {name} is gone: it is always {REMOVED[name]}.")
         note(f"The setting {name} is gone: it is always {REMOVED[name]}.")
         given = given.without(name).without(name.replace("_", "-"))
     return given.renamed(names, {leaf.name: leaf.metadata["values"] for leaf in known})
+
+
+def _says(word: str, value: Any) -> bool:
+    """Whether a word of the command line says this value, however it is spelt."""
+    try:
+        return _spelt(word) == str(value) or float(word) == value
+    except ValueError:
+        return False
 
 
 def read_configuration(command: Command, arguments: list[str]) -> Asked:
