@@ -76,3 +76,9 @@ def test_values_get_other_names_where_their_option_has_them() -> None:
         "ball",
         "--y=one",
     ]
+
+
+def test_an_option_of_one_word_leaves_the_words_after_it() -> None:
+    found, rest = Arguments(["--plugin", "a.py", "gap", "--x", "1", "--plugin=b.py", "c"]).take_each("plugin")
+    assert found == ["a.py", "b.py"] and rest.words == ["gap", "--x", "1", "c"]
+    assert Arguments(["--plugin"]).take_each("plugin")[0] == [""]

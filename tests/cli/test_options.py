@@ -32,7 +32,7 @@ BAD: list[tuple[str, str]] = [
     ),
     ("--protocol slow", "protocol takes one of published, fast, best, plain, quick, common, not 'slow'"),
     ("--method mamml", "no method 'mamml'. Did you mean 'maml'? Choose from npbml, maml"),
-    ("--baselines mamml", "no baseline 'mamml': choose from npbml, maml"),
+    ("--baselines mamml", "no method 'mamml'. Did you mean 'maml'? Choose from npbml, maml"),
     ("--device gpu", "device takes auto, cpu, cuda or cuda:N, not 'gpu'"),
     ("--device cuda:99", "device=cuda:99 asks for a GPU, but this machine has"),
     ("--image-size 8", "image_size must be at least 16, not 8"),

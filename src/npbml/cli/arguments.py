@@ -53,6 +53,19 @@ class Arguments:
                 kept.append(word)
         return Arguments(kept)
 
+    def take_each(self, name: str) -> tuple[list[str], "Arguments"]:
+        """The one word that follows an option, each time it is given, and the words that are left."""
+        found: list[str] = []
+        kept: list[str] = []
+        words = iter(self.words)
+        for word in words:
+            option, equals, value = word.partition("=")
+            if option == f"--{name}":
+                found.append(value if equals else next(words, ""))
+            else:
+                kept.append(word)
+        return found, Arguments(kept)
+
     def renamed(self, names: Mapping[str, str], values: Mapping[str, Mapping[str, str]]) -> "Arguments":
         """The words with other names of options, and, by their new names, with other values of them."""
         words: list[str] = []

@@ -55,7 +55,8 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments[0] in ("-V", "--version"):
         console.print(f"npbml {__version__}")
         return
-    name, rest = arguments[0], Arguments(arguments[1:])
+    name = arguments[0]
+    plugins, rest = Arguments(arguments[1:]).take_each("plugin")
     if name in OLD_NAMES:
         errors.print(f"npbml: the command {name} is called {OLD_NAMES[name]} now.", markup=False)
     command = COMMANDS.get(OLD_NAMES.get(name, name))
@@ -64,10 +65,10 @@ def main(arguments: list[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, _terminated)
     try:
         load_entry_points()
-        for plugin in rest.all("plugin"):
+        for plugin in plugins:
             load_plugin(plugin)
         with _joined():
-            command(rest.without("plugin").words)
+            command(rest.words)
     except SettingError as error:
         _leave(str(error), 2)
     except NpbmlError as error:

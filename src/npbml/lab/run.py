@@ -18,13 +18,13 @@ from npbml.errors import RunError, SettingError
 from npbml.lab.environment import environment
 from npbml.lab.records import Records
 from npbml.lab.run_folder import RunFolder
-from npbml.lab.schema import Config, check_config, check_method
+from npbml.lab.schema import Config, check_config
 from npbml.lab.stages import PRETRAIN, SCORER, needed
 from npbml.learner.learner import Learner
 from npbml.learner.settings import ImageSpec
 from npbml.measures import MEASURES, Measure
 from npbml.nets.settings import smallest_image
-from npbml.parts import METHODS, SCORERS
+from npbml.parts import SCORERS
 from npbml.settings import from_dict
 from npbml.stages.observer import Observer
 from npbml.stages.setup import Setup
@@ -49,10 +49,6 @@ class Run:
     def start(cls, folder: Path | str, config: Config, observer: Observer | None = None) -> Self:
         """The run of `config` in `folder`, new or to be continued."""
         check_config(config)
-        for name in config.baselines:
-            if name not in METHODS:
-                raise SettingError(f"There is no baseline {name!r}: choose from {', '.join(METHODS)}.")
-            check_method(config, name)
         run = cls(folder, config, observer)
         on_rank_zero(run._begin)
         return run

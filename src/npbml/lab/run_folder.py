@@ -44,7 +44,7 @@ def _register_recipes(folder: Path) -> None:
             if name in METHODS and json.loads(json.dumps(find_recipe(name).rule)) != json.loads(json.dumps(rule)):
                 raise RunError(f"{path} is another recipe than the {name} given now: give yours another name.")
             register(name, Recipe(known["summary"], rule))
-        except (KeyError, TypeError, SettingError) as error:
+        except (AttributeError, KeyError, TypeError, SettingError) as error:
             raise _unreadable(folder, path, error) from None
 
 

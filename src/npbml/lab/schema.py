@@ -12,9 +12,9 @@ import tyro
 from npbml.engine.settings import EngineSettings
 from npbml.errors import SettingError
 from npbml.learner.settings import LearnerSettings, check_learner
-from npbml.methods import compose, find_recipe, register, trains, with_rule
+from npbml.methods import REMOVED, compose, find_recipe, register, trains, with_rule
 from npbml.parts import BACKBONES, DATASETS, DatasetName, MethodName
-from npbml.settings import check, flat, from_dict, group, leaves, setting, to_dict
+from npbml.settings import check, flat, from_dict, from_old_names, group, leaves, setting, to_dict
 from npbml.stages.settings import PretrainSettings, ScorerTrainingSettings, TestSettings, TrainSettings
 
 Protocol = Literal["published", "fast", "best", "plain", "quick", "common"]
@@ -91,7 +91,8 @@ def read_recipe(path: Path) -> str:
     """
     tables = read_file(path)
     bases, summary = tables.pop("base", []), tables.pop("summary", f"the recipe of {path.name}")
-    register(path.stem, compose(str(summary), *([bases] if isinstance(bases, str) else bases), **tables))
+    rule = from_old_names(LearnerSettings, tables, REMOVED, lambda note: None)
+    register(path.stem, compose(str(summary), *([bases] if isinstance(bases, str) else bases), **rule))
     return path.stem
 
 
@@ -139,7 +140,8 @@ def check_config(config: Config) -> None:
         raise SettingError(
             "pretrain.distill learns from the encoder that scores, and there is none: set scorer.kind=encoder."
         )
-    check_method(config, config.method)
+    for name in (config.method, *config.baselines):
+        check_method(config, name)
 
 
 def check_method(config: Config, method: str) -> None:
