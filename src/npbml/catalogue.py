@@ -8,7 +8,7 @@ from npbml.json_files import read_json
 from npbml.learner.file import load_learner
 from npbml.learner.learner import Learner
 from npbml.learner.settings import LearnerSettings
-from npbml.methods import REMOVED, find_recipe, with_rule
+from npbml.methods import REMOVED, find_recipe, trains, with_rule
 from npbml.settings import from_dict, from_old_names, leaves
 from npbml.tensor_files import load_tensors
 
@@ -55,8 +55,9 @@ def _load_from_run(folder: Path, method: str | None, device: str) -> Learner:
     method = method or str(config["method"])
     path = folder / method / "learner.safetensors"
     if not path.exists():
-        if not (path.parent / "recipe.json").exists():
-            find_recipe(method)  # or an error that lists the methods
+        # `trains` lists the methods where there is none of that name.
+        if not (path.parent / "recipe.json").exists() and not trains(method):
+            raise RunError(f"{method} trains nothing, so that there is no learner of it to load.")
         raise RunError(f"{path} is not there: train it with `npbml train --run {folder} --method {method}`.")
     settings = None
     if "settings" not in load_tensors(path)[1]:

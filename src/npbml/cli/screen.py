@@ -1,5 +1,6 @@
 """Where the commands write."""
 
+import os
 from collections.abc import Callable, Mapping
 
 from rich.console import Console
@@ -17,8 +18,9 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """A remark beside what a command prints."""
-    errors.print(f"npbml: {text}", markup=False, soft_wrap=True)
+    """A remark beside what a command prints; of several processes, the first makes it."""
+    if os.environ.get("RANK", "0") == "0":
+        errors.print(f"npbml: {text}", markup=False, soft_wrap=True)
 
 
 def list_commands(commands: Mapping[str, Command]) -> None:

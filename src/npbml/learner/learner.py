@@ -89,6 +89,8 @@ class Learner(nn.Module):
         self.loss = LearnedLoss(settings.loss, settings.outputs, len(start), steps, BASES[settings.target])
         shapes = {name: tensor.shape for name, tensor in start.items()}
         self.precondition = Precondition(settings.precondition, shapes, steps, settings.inner.lr)
+        # Whether an inner step differs from another in more than its state.
+        self.depends_on_step = bool(self._by_step) or self.precondition.per_step or settings.loss.has("per_step")
         self._begin_rule(generator(seed, "rule"))
 
     def _begin_rule(self, random: torch.Generator) -> None:
@@ -166,11 +168,6 @@ class Learner(nn.Module):
         for name, parameter in self.named_parameters():
             groups[letter.get(parameter, "theta")][name] = parameter
         return groups
-
-    @property
-    def depends_on_step(self) -> bool:
-        """Whether an inner step differs from another in more than its state."""
-        return bool(self._by_step) or self.precondition.per_step or self.settings.loss.has("per_step")
 
     def logits(self, prepared: Prepared) -> Tensor:
         """Query logits of one task after adaptation, from its frozen work."""
