@@ -116,3 +116,26 @@ def take_encoder(network: Network, tensors: Mapping[str, Tensor]) -> None:
     if missing or wrong:
         raise RunError(f"The pre-trained encoder does not fit this network: {', '.join((missing + wrong)[:3])}.")
     network.load_state_dict(taken)
+
+
+def adapted_names(tail: nn.Module, settings: LearnerSettings) -> list[str]:
+    """The parameters of the tail that the inner loop changes."""
+    return [name for name, _ in tail.named_parameters() if _adapts(tail, name, settings)]
+
+
+def _adapts(tail: nn.Module, name: str, settings: LearnerSettings) -> bool:
+    place, blocks = name.split("."), len(tail.get_submodule("blocks"))  # type: ignore[arg-type]
+    block = int(place[1]) if place[0] == "blocks" else blocks
+    if settings.inner.layers == "head" or block < blocks - (settings.inner.last_blocks or blocks):
+        return False
+    owners = [tail.get_submodule(".".join(place[:end])) for end in range(1, len(place))]
+    if any(isinstance(owner, FiLM) for owner in owners):
+        return settings.film.adapt
+    if any(isinstance(owner, Warp) for owner in owners):
+        return False
+    return settings.net.affine == "inner" if isinstance(owners[-1], Norm) else True
+
+
+def per_step_names(tail: nn.Module) -> list[str]:
+    """The parameters of the tail that can have a row for each inner step: scale and shift of its batch norms."""
+    return [f"{name}.{part}" for name in own_norms(tail) for part in ("weight", "bias")]

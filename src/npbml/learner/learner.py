@@ -9,8 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from npbml.errors import DataError
-from npbml.learner.build import begin_network, encoder, freeze_fixed_parts, make_scorer, own_norms, take_encoder
+from npbml.learner.build import (
+    adapted_names,
+    begin_network,
+    encoder,
+    freeze_fixed_parts,
+    make_scorer,
+    per_step_names,
+    take_encoder,
+)
 from npbml.learner.checks import check_images, check_labels
+from npbml.learner.names import from_file_names, to_file_names
 from npbml.learner.prepare import Prepared, prepare_tasks
 from npbml.learner.settings import ImageSpec, LearnerSettings, check_centred, check_learner
 from npbml.nets.functional import call_with, sharing_copy
@@ -29,13 +38,6 @@ from npbml.tasks import Task, stack_tasks, unstack
 GROUPS = ("theta", "omega", "phi", "psi")
 Modulations = dict[Any, Any] | None  # those that are kept for a whole task (see FiLM)
 TAIL = "network.tail."  # adapted parameters are named as in `named_parameters()`
-# What tensors are called in files, where that differs: the names of version 0.1 stay.
-FILE_NAMES = {
-    "scorer.": "relation.",
-    "loss.score_weight": "loss.trust",
-    "loss.adaptive_support.": "loss.adaptive.support.",
-    "loss.adaptive_query.": "loss.adaptive.query.",
-}
 
 
 class Adaptation(NamedTuple):
@@ -71,8 +73,8 @@ class Learner(nn.Module):
         self.register_buffer("deviation", torch.tensor(images.std)[:, None, None], persistent=False)
         with own_random_state(seed):
             self._make_parts(seed)
-        self.register_state_dict_post_hook(_to_file_names)
-        self.register_load_state_dict_pre_hook(_from_file_names)
+        self.register_state_dict_post_hook(to_file_names)
+        self.register_load_state_dict_pre_hook(from_file_names)
 
     def _make_parts(self, seed: int) -> None:
         settings, steps = self.settings, self.settings.inner.steps
@@ -83,8 +85,8 @@ class Learner(nn.Module):
         self.scorer = make_scorer(settings, self.images, generator(seed, "relation")) if scored else None
         head = HEADS.get(settings.head.kind)
         self.head: Head = head(self.network.width, settings.outputs, settings.head, settings.warp.head)
-        self._adapted = [name for name, _ in self.network.tail.named_parameters() if self._adapts(name)]
-        self._by_step = self._names_by_step()
+        self._adapted = adapted_names(self.network.tail, settings)
+        self._by_step = per_step_names(self.network.tail) if settings.net.per_step_norm else []
         start = self.start(settings.outputs)
         self.loss = LearnedLoss(settings.loss, settings.outputs, len(start), steps, BASES[settings.target])
         shapes = {name: tensor.shape for name, tensor in start.items()}
@@ -388,47 +390,3 @@ class Learner(nn.Module):
             )
         if ways < 2:
             raise DataError(f"A task needs at least 2 classes; this one has {ways}.")
-
-    def _names_by_step(self) -> list[str]:
-        """Parameters of the tail that have a row for each inner step."""
-        if not self.settings.net.per_step_norm:
-            return []
-        return [f"{name}.{part}" for name in own_norms(self.network.tail) for part in ("weight", "bias")]
-
-    def _adapts(self, name: str) -> bool:
-        """Whether the inner loop changes this parameter of the tail."""
-        settings, tail = self.settings, self.network.tail
-        place = name.split(".")
-        block = int(place[1]) if place[0] == "blocks" else len(tail.blocks)
-        if settings.inner.layers == "head" or block < len(tail.blocks) - (
-            settings.inner.last_blocks or len(tail.blocks)
-        ):
-            return False
-        owners = [tail.get_submodule(prefix) for prefix in _prefixes(name)]
-        if any(isinstance(owner, FiLM) for owner in owners):
-            return settings.film.adapt
-        if any(isinstance(owner, Warp) for owner in owners):
-            return False
-        return settings.net.affine == "inner" if isinstance(owners[-1], Norm) else True
-
-
-def _prefixes(name: str) -> list[str]:
-    parts = name.split(".")[:-1]
-    return [".".join(parts[: end + 1]) for end in range(len(parts))]
-
-
-def _to_file_names(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    _rename(state, prefix, FILE_NAMES)
-
-
-def _from_file_names(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    _rename(state, prefix, {theirs: ours for ours, theirs in FILE_NAMES.items()})
-
-
-def _rename(state: dict[str, Any], prefix: str, names: Mapping[str, str]) -> None:
-    """Names that begin as one of `names` does begin as that one says; the order stays."""
-    for key in list(state):
-        name = key.removeprefix(prefix)
-        begins = next((start for start in names if name.startswith(start)), None)
-        value = state.pop(key)
-        state[key if begins is None else prefix + names[begins] + name.removeprefix(begins)] = value

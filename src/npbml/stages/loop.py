@@ -101,6 +101,14 @@ def run_stage(
             if state.step < stage.steps and due:
                 save()
         journal.sync()
+    state.seconds = before + time.monotonic() - started
+    return _finish(stage, folder, state, observer, about)
+
+
+def _finish(
+    stage: Stage, folder: Path, state: "_State", observer: Observer, about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Leave the best states and the summary of a stage that has ended, in the place of its checkpoint."""
     (validation, best_step), *_ = state.kept
     summary = {
         "fingerprint": stage.fingerprint,
@@ -109,15 +117,15 @@ def run_stage(
         "start": state.start,
         "validation": validation,
         "kept": len(state.kept),
-        "seconds": round(before + time.monotonic() - started, 2),
+        "seconds": round(state.seconds, 2),
         "step_ms": round(1000 * state.stepping / state.step, 3),
     }
 
     def leave() -> None:
         for rank, tensors in enumerate(state.best):
             save_tensors(stage.file(folder, rank), tensors, about)
-        write_json(place / "done.json", summary)
-        (place / "checkpoint.safetensors").unlink(missing_ok=True)
+        write_json(folder / stage.name / "done.json", summary)
+        (folder / stage.name / "checkpoint.safetensors").unlink(missing_ok=True)
 
     on_rank_zero(leave)
     observer.end(f"best {stage.measure.show(validation)} on validation, at step {best_step}")
