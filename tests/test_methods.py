@@ -55,7 +55,7 @@ def batch(size: int = 16) -> Task:
 
 
 def test_every_system_of_the_paper_is_there() -> None:
-    assert {*SYSTEMS, *ABLATIONS, "npbml-quirks"} == set(BUILT_IN) == set(trained_methods())
+    assert {*SYSTEMS, *ABLATIONS, "npbml-sym", "npbml-quirks"} == set(BUILT_IN) == set(trained_methods())
     assert set(METHODS) == {*BUILT_IN, "prototypes"} and not trains("prototypes")
     assert all(METHODS.get(name) is recipe for name, recipe in BUILT_IN.items())
 
@@ -123,7 +123,7 @@ def test_every_recipe_makes_a_learner_that_learns_in_every_group(
     check_method(config, method)
     torch.manual_seed(0)
     learner = Learner(method_config(config, method).learner, IMAGES)
-    assert (learner.scorer is None) is not learner.settings.loss.transductive
+    assert (learner.scorer is None) is not learner.settings.loss.has("needs_scores")
     loss = learner.meta_loss(batch(), progress=0.02)
     loss.backward()
     assert loss.isfinite()

@@ -275,6 +275,17 @@ BUILT_IN: dict[str, Recipe] = {
     "npbml-8": Recipe("ablation: the transductive loss alone", merged(NO_WARP, NO_FILM, terms("transductive"))),
     "npbml-9": Recipe("ablation: the regulariser alone", merged(NO_WARP, NO_FILM, terms("regulariser"))),
     "npbml-10": Recipe("ablation: all three losses, as npbml-3", merged(NO_WARP, NO_FILM)),
+    "npbml-sym": Recipe(
+        "npbml with class-symmetric losses, of each pair of an item and a class: for any number of classes",
+        {
+            "loss": {
+                "inductive": False,
+                "transductive": False,
+                "symmetric_support": True,
+                "symmetric_query": True,
+            }
+        },
+    ),
     "npbml-quirks": Recipe(
         "npbml with the defects of the reference code in place",
         {

@@ -152,6 +152,22 @@ LOSS_TERMS.built_in(
     needs_classes=True,
     per_step=True,
 )
+LOSS_TERMS.built_in(
+    "symmetric_support",
+    "npbml.rule.symmetric:SymmetricSupport",
+    "a network on each pair of a support item and a class",
+    symbol="L^S_c",
+    needs_classes=True,
+)
+LOSS_TERMS.built_in(
+    "symmetric_query",
+    "npbml.rule.symmetric:SymmetricQuery",
+    "a network on each pair of a query item and a class, and the scores",
+    symbol="L^Q_c",
+    needs_query=True,
+    needs_scores=True,
+    needs_classes=True,
+)
 
 SCORERS = Registry(
     "scorer",

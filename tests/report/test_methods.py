@@ -44,7 +44,7 @@ def test_every_part_has_a_word() -> None:
     assert all(part.summary for part in built_in) and len({part.summary for part in built_in}) == len(built_in)
     switches = [name for name in LOSS_TERMS if hasattr(LossSettings(), name) and LOSS_TERMS.fact(name, "learned")]
     symbols = [LOSS_TERMS.fact(name, "symbol") for name in switches]
-    assert symbols == ["L^S", "L^Q", "R", "L^S_j", "L^Q_j"]
+    assert symbols == ["L^S", "L^Q", "R", "L^S_j", "L^Q_j", "L^S_c", "L^Q_c"]
 
 
 EXPECTED: list[tuple[str, str, str]] = [

@@ -200,6 +200,8 @@ def _check_loss(settings: LearnerSettings) -> None:
                 f"scorer.enlarge={scorer.enlarge:g} makes an image's maps larger, and net.embedding=flatten "
                 "depends on their size: set net.embedding=mean or scorer.enlarge=1."
             )
+    if loss.balanced and not (loss.symmetric_support or loss.symmetric_query):
+        raise SettingError("loss.balanced is an input of the symmetric networks: set loss.symmetric_query=true.")
     if loss.share and not (loss.inductive and loss.transductive):
         raise SettingError("loss.share needs both loss.inductive and loss.transductive.")
 

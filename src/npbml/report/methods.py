@@ -23,7 +23,7 @@ WIDTHS = {"learns": None, "adapts": 14, "minimises": 13, "outer": 20}  # most ce
 LEGEND = (
     "tail: the blocks that are not frozen; norms: batch norms; CE, SE: cross-entropy, squared error; S, Q: "
     "support and query items; L^S, L^Q, R: learned losses of support items, query items and weights, "
-    "with _j one for each inner step; T: a matrix that is fixed inside a task."
+    "with _j one for each inner step, with _c of each class; T: a matrix that is fixed inside a task."
 )
 POINTS = {
     "final": "after last step",
@@ -74,6 +74,8 @@ def _losses(config: LearnerSettings) -> list[str]:
         words += ["R"] if loss.regulariser else []
     elif loss.inductive or loss.transductive or loss.regulariser:
         words.append("loss networks")
+    if loss.symmetric_support or loss.symmetric_query:
+        words.append("loss networks of pairs")
     if loss.has("per_step"):
         words.append("loss networks per step")
     words += [name for name in loss.terms if LOSS_TERMS.fact(name, "learned")]

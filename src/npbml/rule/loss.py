@@ -159,7 +159,7 @@ class LearnedLoss(nn.Module):
         """`outputs` of the head, `tensors` adapted tensors and inner `steps`: the sizes of the networks."""
         super().__init__()
         self.settings, self.base_loss = settings, base or cross_entropy
-        sizes, weighted = Sizes(outputs, tensors, steps), settings.transductive and settings.score_weight
+        sizes, weighted = Sizes(outputs, tensors, steps), settings.has("needs_scores") and settings.score_weight
         self.score_weight = nn.Parameter(torch.tensor(settings.score_weight)) if weighted else None
         self.active = settings.active  # once: to look for it is slow, and a compiler cannot
         # L^Q by the network of L^S has one name: of two, compiled code keeps an old value.

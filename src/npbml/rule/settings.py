@@ -64,6 +64,12 @@ class LossSettings:
     """A network for each inner step on the support set, adapted to the task (MeTAL)."""
     adaptive_query: bool = setting(False)
     """A network for each inner step on the query images, adapted to the task (MeTAL)."""
+    symmetric_support: bool = setting(False)
+    """L^S by a network that looks at each pair of an item and a class: for any number of classes."""
+    symmetric_query: bool = setting(False)
+    """L^Q by a network that looks at each pair of an item and a class: for any number of classes."""
+    balanced: bool = setting(False)
+    """Tell the symmetric networks the share that a class has of the predictions: where batches are balanced."""
     critic_steps: int = setting(0, low=0)
     """Steps on the critic of the query predictions, after those on the other terms (SCA); 0: no critic."""
     terms: tuple[LossTermName, ...] = setting(())
