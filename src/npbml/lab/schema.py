@@ -155,8 +155,3 @@ def check_method(config: Config, method: str) -> None:
     check_learner(own.learner)
     if not any(to_dict(own.train.lr).values()):
         raise SettingError("train.lr leaves nothing to meta-learn: set a rate above 0.")
-
-
-def with_device(config: Config, device: str) -> Config:
-    """The same configuration on another device."""
-    return replace(config, device=device)

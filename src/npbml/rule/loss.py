@@ -108,6 +108,10 @@ class NetworkTerm(LossNetwork, LossTerm):
         predictions = logits.softmax(-1) if self.settings.inputs == "softmax" else logits
         return torch.cat([predictions, target, loss.unsqueeze(-1)], -1)
 
+    def of(self, logits: Tensor, target: Tensor, loss: Tensor) -> Tensor:
+        """The mean loss of items with these logits and targets [n, ways] and base losses [n]."""
+        return self.mean_loss(self.inputs(logits, target, loss))
+
 
 class Inductive(NetworkTerm):
     """L^S: a network on the support items, with a slot for each class."""
@@ -118,7 +122,7 @@ class Inductive(NetworkTerm):
         super().__init__(2 * sizes.outputs + 1, settings)
 
     def forward(self, items: Items) -> Tensor:
-        return self.mean_loss(self.inputs(items.support, items.labels, items.base))
+        return self.of(items.support, items.labels, items.base)
 
 
 class Transductive(NetworkTerm):
@@ -136,7 +140,7 @@ class Transductive(NetworkTerm):
 def query_term(network: NetworkTerm, items: Items) -> Tensor:
     """L^Q by a network, which may be that of L^S, and the weighted cross-entropy to the scores."""
     apart = cross_entropy(items.query, target_of(items.scores, network.settings.target))
-    value = network.mean_loss(network.inputs(items.query, items.scores, apart))
+    value = network.of(items.query, items.scores, apart)
     return value if items.score_weight is None else value + items.score_weight * apart.mean()
 
 

@@ -13,7 +13,7 @@ mean of p_c over the items.
 import torch
 from torch import Tensor
 
-from npbml.rule.loss import Items, NetworkTerm, Sizes, cross_entropy, target_of
+from npbml.rule.loss import Items, NetworkTerm, Sizes, query_term
 from npbml.rule.settings import LossSettings
 
 INPUTS = 8
@@ -27,8 +27,7 @@ class SymmetricTerm(NetworkTerm):
     def __init__(self, sizes: Sizes, settings: LossSettings) -> None:
         super().__init__(INPUTS + settings.balanced, settings)
 
-    def sum_over_classes(self, logits: Tensor, target: Tensor, loss: Tensor) -> Tensor:
-        """logits and target [n, ways], loss [n] -> the term, a scalar"""
+    def of(self, logits: Tensor, target: Tensor, loss: Tensor) -> Tensor:
         pairs = pair_inputs(logits, target, loss, self.settings.balanced)
         return pairs.shape[1] * self.mean_loss(pairs.flatten(0, 1))
 
@@ -37,7 +36,7 @@ class SymmetricSupport(SymmetricTerm):
     """L^S of pairs of a support item and a class."""
 
     def forward(self, items: Items) -> Tensor:
-        return self.sum_over_classes(items.support, items.labels, items.base)
+        return self.of(items.support, items.labels, items.base)
 
 
 class SymmetricQuery(SymmetricTerm):
@@ -46,9 +45,7 @@ class SymmetricQuery(SymmetricTerm):
     needs_query = needs_scores = True
 
     def forward(self, items: Items) -> Tensor:
-        apart = cross_entropy(items.query, target_of(items.scores, self.settings.target))
-        value = self.sum_over_classes(items.query, items.scores, apart)
-        return value if items.score_weight is None else value + items.score_weight * apart.mean()
+        return query_term(self, items)
 
 
 def pair_inputs(logits: Tensor, target: Tensor, loss: Tensor, balanced: bool = False) -> Tensor:
