@@ -17,7 +17,7 @@ from torch import Tensor
 from npbml.engine.device import computing, in_precision
 from npbml.lab.pipeline import Pipeline
 from npbml.lab.run_folder import read_config
-from npbml.lab.schema import override, with_device
+from npbml.lab.schema import override
 from npbml.stages.pretrain import prototype_accuracies, use_norms
 
 WAYS = {
@@ -36,7 +36,7 @@ def main() -> None:
     made.add_argument("--precision", choices=("float32", "tf32", "bfloat16"), default="float32")
     options = made.parse_args()
     device = begin(options)
-    run = Pipeline(options.run, with_device(read_config(options.run), options.device))
+    run = Pipeline(options.run, override(read_config(options.run), {"device": options.device}))
     with computing(device, options.precision, deterministic=False), in_precision(options.precision, device):
         rows = {name: accuracies(run, *way, options) for name, way in WAYS.items()}
     config = run.config

@@ -24,7 +24,7 @@ from npbml.engine.evaluate import evaluate, learner_answers
 from npbml.engine.source import Cache, TaskSource
 from npbml.lab.pipeline import Pipeline
 from npbml.lab.run_folder import read_config
-from npbml.lab.schema import method_config, override, with_device
+from npbml.lab.schema import method_config, override
 from npbml.learner.learner import Learner
 from npbml.tensor_files import load_tensors
 
@@ -55,7 +55,7 @@ def main() -> None:
     )
     options = made.parse_args()
     begin(options)
-    run = Pipeline(options.run, with_device(read_config(options.run), options.device))
+    run = Pipeline(options.run, override(read_config(options.run), {"device": options.device}))
     scorer = run.config.learner.scorer
     if not (scorer.pretrains or scorer.asks_learner):
         raise SystemExit(f"scorer.kind={scorer.kind} has no embeddings: set encoder, prototypes or both.")

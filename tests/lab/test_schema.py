@@ -17,7 +17,6 @@ from npbml.lab.schema import (
     override,
     read_file,
     refuse_contradiction,
-    with_device,
 )
 from npbml.methods import trained_methods
 from npbml.settings import flat, leaves, nested
@@ -173,7 +172,7 @@ def test_a_number_that_is_not_finite_is_refused(name: str, value: float) -> None
 
 
 def test_a_device_is_changed_and_nothing_else() -> None:
-    changed = with_device(Config(), "cpu")
+    changed = override(Config(), {"device": "cpu"})
     assert changed.device == "cpu" and dataclasses.replace(changed, device="auto") == Config()
 
 
