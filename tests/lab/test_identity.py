@@ -321,7 +321,8 @@ def test_a_relation_network_of_version_one_is_called_so_now() -> None:
 
 def test_every_setting_of_version_one_has_its_place() -> None:
     today = {leaf.old_name for leaf in leaves(Config())}
-    assert set(flat(OLD)) == (today - {"loss.terms"}) | set(REMOVED)
+    later = {"loss.terms", "loss.symmetric_support", "loss.symmetric_query", "loss.balanced"}
+    assert set(flat(OLD)) == (today - later) | set(REMOVED)
 
 
 @pytest.mark.parametrize("name", REMOVED)
