@@ -31,6 +31,7 @@ from npbml.lab.run_folder import read_config
 from npbml.lab.schema import Config, method_config, override
 from npbml.learner.learner import Learner
 from npbml.measures import ACCURACY
+from npbml.shapes import benchmark_shape
 from npbml.stages.loop import Trainer, run_stage
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.observer import Observer
@@ -220,16 +221,14 @@ def outcome(
         learner.take_scorer(load_tensors(options.encoder / "relation" / "relation.safetensors")[0])
     learner.to(shared.device)
     precision = setup.resolved_engine.precision
-    sources = [
-        TaskSource(learner, classes, config.shots, config.queries, precision, shared.cache)
-        for classes in (train, val)
-    ]
+    shape = benchmark_shape(config.learner.ways, config.shots, config.queries)
+    sources = [[TaskSource(learner, classes, shape, precision, shared.cache)] for classes in (train, val)]
     trainer = MetaTrainer(setup, config.train, config.method, learner, *sources, config.pretrain.augment)
     stage = _stage("train", config.train, trainer)
     summary = run_stage(stage, folder, observer, {}, CHECKPOINT_SECONDS)
     learner.load_state_dict(load_tensors(stage.file(folder))[0])
-    draw, batch_size = sources[1].draw, setup.batch_size
-    return summary, evaluate(trainer.answer, draw, options.tasks, batch_size, config.seed, "choices")
+    draw, batch_size = sources[1][0].draw, setup.batch_size
+    return summary, evaluate(trainer.answers[0], draw, options.tasks, batch_size, config.seed, "choices").per_task
 
 
 def _stage(name: str, settings: Any, trainer: Trainer) -> Stage:

@@ -106,7 +106,7 @@ def seen_by(learner: Learner, tasks: Task) -> Task:
 
 def in_double(tasks: Task) -> Task:
     """The same tasks in double precision."""
-    return Task(*(part.double() if part.is_floating_point() else part for part in tasks))
+    return tasks.map(lambda part: part.double() if part.is_floating_point() else part)
 
 
 def nudged(tasks: Task) -> Task:

@@ -46,10 +46,10 @@ from torch import Tensor
 
 from npbml.engine.metastep import Ready
 from npbml.learner.learner import Learner
-from npbml.learner.prepare import prepare_tasks
+from npbml.learner.prepare import Counts, prepare_tasks
 from npbml.nets.settings import block_widths
 from npbml.stages.metatrain import as_given
-from npbml.tasks import Task
+from npbml.tasks import Task, split_batch
 
 PAPER = "the paper's style"
 STEM = ", with the stem"
@@ -127,8 +127,9 @@ def with_stem(learner: Learner) -> Make:
     """The frozen work of tasks, scores aside; unchecked, as that of a data set's tasks: so it can be recorded."""
 
     def make(scores: Tensor, tasks: Task) -> Ready:
-        images, queries = torch.cat([tasks.support_images, tasks.query_images], 1), tasks.query_images.shape[1]
-        prepared = prepare_tasks(learner, images, tasks.support_labels, queries, WAYS)
+        images = torch.cat([tasks.support_images, tasks.query_images], 1)
+        counts = Counts.of_queries(tasks.support_labels.shape[1], tasks.query_labels.shape[1])
+        prepared = prepare_tasks(learner, images, tasks.support_labels, counts, WAYS)
         return prepared._replace(scores=scores), tasks.query_labels
 
     return make
@@ -188,8 +189,8 @@ class PaperStyle:
     def __call__(self) -> None:
         self.classifier.zero_grad()
         self.losses.zero_grad()
-        for task, scores in zip(zip(*self.tasks, strict=True), self.scores, strict=True):
-            (self.query_loss(Task(*task), scores) / len(self.scores)).backward()
+        for task, scores in zip(split_batch(self.tasks), self.scores, strict=True):
+            (self.query_loss(task, scores) / len(self.scores)).backward()
         self.adam.step()
 
     def query_loss(self, task: Task, scores: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from npbml.lab.pipeline import Pipeline
 from npbml.lab.run_folder import read_config
 from npbml.lab.schema import method_config, override
 from npbml.learner.learner import Learner
+from npbml.shapes import benchmark_shape
 from npbml.tensor_files import load_tensors
 
 PLAIN = {"enlarge": 1.0, "flip": False, "rotations": False, "centre": False, "whiten": False, "rounds": 0}
@@ -93,7 +94,8 @@ def accuracies(
     if scorer.asks_learner or not score:
         learner.take_pretrained(load_tensors(run.folder / "pretrain" / "network.safetensors")[0])
     learner.to(run.device)
-    source = TaskSource(learner, run.splits[options.split], shots, config.queries, options.precision, cache)
+    shape = benchmark_shape(learner.settings.ways, shots, config.queries)
+    source = TaskSource(learner, run.splits[options.split], shape, options.precision, cache)
 
     def by_scores(indices: Tensor) -> tuple[Tensor, Tensor]:
         prepared, labels = source.prepare(indices)
@@ -101,7 +103,7 @@ def accuracies(
 
     answer = by_scores if score else learner_answers(learner, source)
     purpose = "test" if options.split == "test" else "validation"
-    return evaluate(answer, source.draw, options.tasks, config.test.batch_size, config.seed, purpose)
+    return evaluate(answer, source.draw, options.tasks, config.test.batch_size, config.seed, purpose).per_task
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ import sys
 from pathlib import Path
 
 from npbml.lab.reproduce import read_results
+from npbml.measures import Calibration
 from npbml.report.tables import summary
+from npbml.report.words import CALIBRATION, calibration_texts
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results"
@@ -105,13 +107,15 @@ def comparison_table(run: Path) -> list[str]:
     first = rows[0]
     measure, form = ("accuracy", "{:.2f}") if "accuracy" in first else ("squared error", "{:.3f}")
     unit, ways = (", %", f"{first['ways']}-way ") if measure == "accuracy" else ("", "")
+    calibrated = any(Calibration.of(row) for row in rows)
+    headings = "".join(f" {name} |" for name in CALIBRATION) if calibrated else ""
     lines = [
         f"{ways}{first['shots']}-shot {first['dataset']}, {first['backbone']}, {first['protocol']} protocol, "
         f"seed {first['seed']}, {first['tasks']} test tasks, on {first['device']}:",
         "",
         f"| method | validation at the start | after | test {measure}{unit} | minus {first['method']} "
-        "| ms a meta-step |",
-        "| --- | --- | --- | --- | --- | --- |",
+        f"|{headings} ms a meta-step |",
+        "| --- | --- | --- | --- | --- |" + " --- |" * (3 if calibrated else 1),
     ]
     for row in rows:
         start, after = (form.format(row[name]) if name in row else "" for name in ("start", "validation"))
@@ -121,6 +125,7 @@ def comparison_table(run: Path) -> list[str]:
         cells.append(
             f"{sign.format(difference['mean'])} ± {form.format(difference['ci95'])}" if difference else ""
         )
+        cells += calibration_texts(Calibration.of(row)) if calibrated else ()
         cells.append(f"{row['step_ms']:.0f}" if "step_ms" in row else "")
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -15,6 +15,7 @@ from npbml.lab.schema import Config, method_config, override
 from npbml.lab.stages import scorer_config
 from npbml.learner.learner import Learner
 from npbml.randomness import generator
+from npbml.shapes import benchmark_shape
 from npbml.stages.loop import Trainer, run_stage
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.observer import Observer
@@ -86,7 +87,8 @@ def meta_trainer(config: Config, device: str, say: Callable[[str], None]) -> Met
         Learner(config.learner, train.spec, config.seed).to(device),
         setup.resolved_engine.precision,
     )
-    sources = [TaskSource(learner, classes, config.shots, config.queries, precision) for classes in (train, val)]
+    shape = benchmark_shape(learner.settings.ways, config.shots, config.queries)
+    sources = [[TaskSource(learner, classes, shape, precision)] for classes in (train, val)]
     return MetaTrainer(setup, config.train, "npbml", learner, *sources, config.pretrain.augment)
 
 

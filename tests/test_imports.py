@@ -10,7 +10,7 @@ import npbml
 SOURCE = Path(npbml.__file__).parent
 # From the bottom to the top: a module may import from its own layer and from those before it.
 LAYERS = (
-    ("version", "errors", "registry", "parts", "settings", "json_files", "measures"),  # what needs no torch
+    ("version", "errors", "registry", "parts", "settings", "json_files", "measures", "shapes"),  # without torch
     ("tensor_files", "randomness", "threads", "devices", "torch_compiler"),
     ("pictures",),
     ("tasks",),

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from npbml.errors import DataError, RunError, SettingError
 from npbml.learner.build import encoder
 from npbml.learner.learner import GROUPS, Learner
-from npbml.learner.prepare import Prepared, normalised, prepare_tasks
+from npbml.learner.prepare import Counts, Prepared, normalised, prepare_tasks
 from npbml.learner.settings import ImageSpec, LearnerSettings, scoring_encoder
 from npbml.nets.layers import Norm, set_norm
 from npbml.randomness import generator
@@ -376,9 +376,10 @@ def test_c30_the_frozen_work_can_be_done_together_too(
     learner, tasks = make_learner(**changes), [make_task(seed) for seed in range(3)]
     batch = stack_tasks(tasks)
     images = torch.cat([batch.support_images, batch.query_images], 1)
+    counts = Counts.of_queries(batch.support_labels.shape[1], 6)
 
     def prepare(images: Tensor, labels: Tensor) -> Prepared:
-        return Prepared(*(part[0] for part in prepare_tasks(learner, images[None], labels[None], 6, 3)))
+        return Prepared(*(part[0] for part in prepare_tasks(learner, images[None], labels[None], counts, 3)))
 
     together = torch.vmap(prepare)(images, batch.support_labels)
     loop = restack([learner.prepare(task) for task in tasks])
@@ -603,6 +604,16 @@ def test_predict_can_be_told_the_final_batch(make_learner: MakeLearner, make_tas
     query, joint = make_learner(), make_learner(inner={"final_batch": "joint"})
     assert torch.equal(query.predict(make_task(), "joint"), joint.predict(make_task()))
     assert torch.equal(joint.predict(make_task(), "query"), query.predict(make_task()))
+
+
+def test_a_temperature_divides_predictions_and_nothing_else(
+    make_learner: MakeLearner, make_task: MakeTask
+) -> None:
+    usual, cooler, task = make_learner(), make_learner(head={"temperature": 2.5}), make_task()
+    torch.testing.assert_close(cooler.predict(task), usual.predict(task) / 2.5, rtol=0, atol=1e-14)
+    assert torch.equal(cooler.meta_loss([task]), usual.meta_loss([task]))
+    adapted = cooler.adapt(task)
+    assert all(torch.equal(tensor, adapted[name]) for name, tensor in usual.adapt(task).items())
 
 
 def test_meta_loss_takes_a_list_of_tasks_or_a_batched_task(make_learner: MakeLearner, make_task: MakeTask) -> None:

@@ -55,7 +55,9 @@ def batch(size: int = 16) -> Task:
 
 
 def test_every_system_of_the_paper_is_there() -> None:
-    assert {*SYSTEMS, *ABLATIONS, "npbml-sym", "npbml-quirks"} == set(BUILT_IN) == set(trained_methods())
+    assert (
+        {*SYSTEMS, *ABLATIONS, "npbml-sym", "npbml-any", "npbml-quirks"} == set(BUILT_IN) == set(trained_methods())
+    )
     assert set(METHODS) == {*BUILT_IN, "prototypes"} and not trains("prototypes")
     assert all(METHODS.get(name) is recipe for name, recipe in BUILT_IN.items())
 
@@ -141,7 +143,7 @@ def test_c30_for_every_method_tasks_together_are_tasks_one_by_one(method: str) -
     )
     torch.manual_seed(0)
     tasks = batch(size=32)  # of 16 pixels a single one would be left, whose statistics are badly conditioned
-    tasks = Task(*(part.double() if part.is_floating_point() else part for part in tasks))
+    tasks = tasks.map(lambda part: part.double() if part.is_floating_point() else part)
     learner = Learner(method_config(config, method).learner, replace(IMAGES, size=32)).double()
     prepared, outer = learner.prepare_batch(tasks), learner.outer(0.02)
     single = learner.for_single_tasks()
@@ -150,7 +152,7 @@ def test_c30_for_every_method_tasks_together_are_tasks_one_by_one(method: str) -
     for loss in (learner.meta_loss(tasks, progress=0.02), torch.stack(alone).mean()):
         names = list(learner.parameters())
         results.append([loss, *torch.autograd.grad(loss, names, allow_unused=True, materialize_grads=True)])
-    one = [learner.meta_loss([Task(*(part[i] for part in tasks))], 0.02) for i in range(2)]
+    one = [learner.meta_loss([tasks.map(lambda part, i=i: part[i])], 0.02) for i in range(2)]
     torch.testing.assert_close(results[0][0], torch.stack(one).mean(), rtol=0, atol=1e-12)
     for together, one_by_one in zip(*results, strict=True):
         torch.testing.assert_close(together, one_by_one, rtol=1e-10, atol=1e-11)

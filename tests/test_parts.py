@@ -10,7 +10,7 @@ from npbml.registry import Registry
 
 TABLES = {registry.kind: registry for registry in (PRECONDITIONERS, LOSS_TERMS, HEADS)}
 EVERY = {**TABLES, **{registry.kind: registry for registry in (BACKBONES, SCORERS, DATASETS, METHODS)}}
-TOLD_ONLY_THERE = {"symbol", "excludes"}  # about how a part stands beside others, not about its code
+TOLD_ONLY_THERE = {"symbol", "excludes", "symmetric"}  # about how a part stands beside others, not about its code
 
 
 def facts_of(registry: Registry) -> dict[str, Any]:

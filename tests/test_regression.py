@@ -32,13 +32,13 @@ def sinusoid(method: str, **changes: Any) -> Config:
 
 
 def double(task: Task) -> Task:
-    return Task(*(part.double() for part in task))
+    return task.map(lambda part: part.double())
 
 
 def test_maml_on_waves_is_gradient_descent_on_the_mean_squared_error() -> None:
     """Against the same two layers written out in plain torch, meta-gradient and all."""
     learner = Learner(sinusoid("maml", inner={"steps": 2}).learner, PIXEL).double()
-    task = double(Task(*(part[0] for part in Sinusoids(5, 7).task(Sinusoids(5, 7).draw(1, generator(0, "one"))))))
+    task = double(Sinusoids(5, 7).task(Sinusoids(5, 7).draw(1, generator(0, "one"))).map(lambda part: part[0]))
     names = [f"network.tail.blocks.{i}.unit.conv.{part}" for i in (0, 1) for part in ("weight", "bias")]
     names += ["head.weight", "head.bias"]
     meta = {name: learner.get_parameter(name).detach().clone().requires_grad_() for name in names}

@@ -1,7 +1,8 @@
 """What is measured of a method: accuracy, or squared error."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Figure(NamedTuple):
@@ -9,6 +10,20 @@ class Figure(NamedTuple):
 
     mean: float
     ci95: float
+
+
+class Calibration(NamedTuple):
+    """How good the probabilities of predictions are."""
+
+    nll: float
+    """Negative log-likelihood, in nats: the mean over all queries of all tasks."""
+    ece: float
+    """Expected calibration error in percent, over 15 equal bins of the highest probability."""
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Calibration | None":
+        """What a record says of it; those of version 0.1, and of values, say nothing."""
+        return cls(float(record["nll"]), float(record["ece"])) if {"nll", "ece"} <= record.keys() else None
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,22 @@ SCRATCH: Tables = {
     "pretrain": {"warp": False},
 }
 
+# What a learner for any task is trained on: 2 to 16 classes, with and without a pool, balanced or not.
+ANY_SHAPES = (
+    "5x1",
+    "5x5",
+    "5x1+75",
+    "5x5+75",
+    "5x1+~75",
+    "5x5+~75",
+    "2x~3+~30",
+    "3x1+15",
+    "10x1+150",
+    "10x~3+~50",
+    "16x1+240",
+    "5x~2+~5",
+)
+
 
 def rates(rate: float, **others: float) -> Tables:
     """One meta learning rate for all groups, but for those named."""
@@ -284,6 +300,25 @@ BUILT_IN: dict[str, Recipe] = {
                 "symmetric_support": True,
                 "symmetric_query": True,
             }
+        },
+    ),
+    "npbml-any": Recipe(
+        "npbml for tasks of any shape: symmetric losses that know it, each query answered by itself",
+        {
+            "shapes": list(ANY_SHAPES),
+            "net": {"stem_norm": "running", "tail_norm": "running"},
+            "head": {"kind": "unicorn", "normalised": True, "centred": False},
+            "warp": {"norm": False, "bias": True},
+            "loss": {
+                "inductive": False,
+                "transductive": False,
+                "symmetric_support": True,
+                "symmetric_query": True,
+                "context": True,
+                "averaged": True,
+                "target": "soft",
+            },
+            "inner": {"batch": "joint", "final_batch": "query", "max_step": 3.0},
         },
     ),
     "npbml-quirks": Recipe(

@@ -89,20 +89,47 @@ PRECONDITIONERS = Registry(
         "of_kernels": False,  # it acts on convolutions only
         "masks_units": False,  # it sets whole rows of a gradient to zero
         "excludes": (),  # others that make no sense beside it
+        "symmetric": None,  # of one that fits shapes: its form for any number of classes, a class or its place
     },
 )
 _PLACE = "npbml.rule.precondition:"
 PRECONDITIONERS.built_in("rates", _PLACE + "Rates", "rates per tensor and step", sets_rate=True, per_step=True)
-PRECONDITIONERS.built_in("diagonal", _PLACE + "Diagonal", "a rate per weight", sets_rate=True, fits_shapes=True)
-PRECONDITIONERS.built_in("kronecker", _PLACE + "Kronecker", "Kronecker matrices", fits_shapes=True)
+PRECONDITIONERS.built_in(
+    "diagonal",
+    _PLACE + "Diagonal",
+    "a rate per weight",
+    sets_rate=True,
+    fits_shapes=True,
+    symmetric=_PLACE + "Diagonal",
+)
+PRECONDITIONERS.built_in(
+    "kronecker",
+    _PLACE + "Kronecker",
+    "Kronecker matrices",
+    fits_shapes=True,
+    symmetric=_PLACE + "SymmetricKronecker",
+)
 PRECONDITIONERS.built_in(
     "svd", _PLACE + "Svd", "a spectrum for the SVD of gradients", of_kernels=True, excludes=("svd_approx",)
 )
 PRECONDITIONERS.built_in(
     "svd_approx", _PLACE + "SvdApprox", "a scale per row of gradients", of_kernels=True, excludes=("svd",)
 )
-PRECONDITIONERS.built_in("unit_mask", _PLACE + "UnitMask", "masks of units", fits_shapes=True, masks_units=True)
-PRECONDITIONERS.built_in("context_mask", _PLACE + "ContextMask", "masks from a context", fits_shapes=True)
+PRECONDITIONERS.built_in(
+    "unit_mask",
+    _PLACE + "UnitMask",
+    "masks of units",
+    fits_shapes=True,
+    masks_units=True,
+    symmetric=_PLACE + "SymmetricUnitMask",
+)
+PRECONDITIONERS.built_in(
+    "context_mask",
+    _PLACE + "ContextMask",
+    "masks from a context",
+    fits_shapes=True,
+    symmetric=_PLACE + "ContextMask",
+)
 PRECONDITIONERS.built_in(
     "generated", _PLACE + "Generated", "generated rates and decay", sets_rate=True, per_step=True
 )
@@ -117,6 +144,7 @@ LOSS_TERMS = Registry(
         "needs_scores": False,  # ... and at the scores of them
         "needs_classes": False,  # it makes no sense for values
         "per_step": False,  # it has parameters for each inner step
+        "symmetric": None,  # of one that fixes ways: its form for any number of classes, a class or its place
     },
 )
 LOSS_TERMS.built_in("base", "npbml.rule.loss:BaseTerm", "cross-entropy or squared error of S", learned=False)
@@ -141,6 +169,7 @@ LOSS_TERMS.built_in(
     symbol="L^S_j",
     fixes_ways=True,
     per_step=True,
+    symmetric="npbml.rule.adaptive:SymmetricAdaptiveSupport",
 )
 LOSS_TERMS.built_in(
     "adaptive_query",
@@ -151,6 +180,7 @@ LOSS_TERMS.built_in(
     needs_query=True,
     needs_classes=True,
     per_step=True,
+    symmetric="npbml.rule.adaptive:SymmetricAdaptiveQuery",
 )
 LOSS_TERMS.built_in(
     "symmetric_support",

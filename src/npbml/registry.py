@@ -89,9 +89,13 @@ class Registry:
         meant = f" Did you mean {close[0]!r}?" if close else ""
         return f"There is no {self.kind} {name!r}.{meant} Choose from {', '.join(self.parts)}."
 
-    def get(self, name: str) -> Any:
-        """The code of the part called `name`, imported where it has not been yet."""
-        code = self.part(name).code
+    def get(self, name: str, symmetric: bool = False) -> Any:
+        """The code of the part called `name`, imported where it has not been yet.
+
+        With `symmetric`, that of its class-symmetric form, where it has one.
+        """
+        part = self.part(name)
+        code = (symmetric and part.facts.get("symmetric")) or part.code
         return located(code) if isinstance(code, str) else code
 
     def fact(self, name: str, fact: str) -> Any:

@@ -21,6 +21,7 @@ def test_a_whole_run_tells_what_it_does(shared: Path) -> None:
     assert f"results: {shared / 'done' / 'results.json'}" in out
     for record in json.loads((shared / "done" / "results.json").read_text()):
         assert f"{record['accuracy']:.2f} ± {record['ci95']:.2f}" in out
+        assert f" {record['nll']:.3f} " in out and f" {record['ece']:.2f} " in out
 
 
 def test_a_method_is_trained_and_tested_by_itself(

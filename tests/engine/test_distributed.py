@@ -42,7 +42,7 @@ from npbml.engine.distributed import (
     sum_over_ranks,
     world,
 )
-from npbml.engine.evaluate import evaluate, learner_answers
+from npbml.engine.evaluate import all_answers, evaluate, learner_answers
 from npbml.engine.source import TaskSource
 from npbml.errors import RunError, SettingError, Stopped
 from npbml.lab.protocols import preset
@@ -51,6 +51,7 @@ from npbml.learner.learner import Learner
 from npbml.learner.settings import ImageSpec
 from npbml.nets.functional import sharing_copy
 from npbml.randomness import generator
+from npbml.shapes import benchmark_shape
 from npbml.stages.loop import run_stage
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.observer import Observer
@@ -137,7 +138,8 @@ def meta_trainer(method: str = "npbml", tasks: str = "vmap", **train: Any) -> Me
     """A trainer in double precision."""
     config = method_config(settings(train=train, engine={"tasks": tasks}), method)
     learner = Learner(config.learner, ImageSpec(1, 16, (0.5,), (0.25,)), config.seed).double()
-    sources = [TaskSource(learner, easy(*of), config.shots, config.queries) for of in ((5, "train"), (4, "val"))]
+    shape = benchmark_shape(learner.settings.ways, config.shots, config.queries)
+    sources = [[TaskSource(learner, easy(*of), shape)] for of in ((5, "train"), (4, "val"))]
     return MetaTrainer(setup(config), config.train, method, learner, *sources, config.pretrain.augment)
 
 
@@ -184,13 +186,17 @@ def pre_training(backbone: str) -> dict[str, Any]:
 def evaluation() -> dict[str, Any]:
     """The result of each of 8 tasks, three of which are answered together, by a learner and by prototypes."""
     trainer, ticks = meta_trainer(), list[int]()
-    answer = learner_answers(trainer.module, trainer.val)
-    adapted = evaluate(answer, trainer.val.draw, 8, 3, 0, "test", tick=ticks.append)
+    answer = learner_answers(trainer.module, trainer.val[0])
+    adapted = evaluate(answer, trainer.val[0].draw, 8, 3, 0, "test", tick=ticks.append)
+    answers = all_answers(answer, trainer.val[0].draw, 8, 3, 0, "test")
     config, network = settings(shots=1), pretrainer().network
     use_norms(network, config.learner)
     by_prototypes = prototype_accuracies(network, setup(config), config.pretrain, easy(4, "val"), 8, "test")
     return {
-        "adapted": adapted,
+        "adapted": adapted.per_task,
+        "log loss": adapted.log_loss,
+        "bins": adapted.bins,
+        "answers": answers,
         "prototypes": by_prototypes,
         "ticks": sum(ticks),
     }
@@ -199,7 +205,7 @@ def evaluation() -> dict[str, Any]:
 def poisoned() -> str:
     """What is said of a meta-step whose last task alone, which is the last rank's, is not finite."""
     trainer = meta_trainer()
-    prepare, whole = trainer.train.prepare, trainer.tasks
+    prepare, whole = trainer.train[0].prepare, trainer.tasks
 
     def poison(*given: Any) -> Any:
         prepared, labels = prepare(*given)
@@ -207,7 +213,7 @@ def poisoned() -> str:
             prepared.inner[-1].fill_(float("inf"))
         return prepared, labels
 
-    trainer.train.prepare = poison  # type: ignore[method-assign]
+    trainer.train[0].prepare = poison  # type: ignore[method-assign]
     try:
         trainer.step(0)
     except RunError as error:

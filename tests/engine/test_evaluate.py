@@ -11,12 +11,21 @@ from torch import Tensor
 
 from npbml.data.tasks import ClassSet
 from npbml.engine import evaluate as evaluation
-from npbml.engine.evaluate import PER_TASK, accuracy, evaluate, learner_answers, over_tasks, squared_error
+from npbml.engine.calibration import confidence_bins, log_loss
+from npbml.engine.evaluate import (
+    PER_TASK,
+    accuracy,
+    all_answers,
+    evaluate,
+    learner_answers,
+    over_tasks,
+    squared_error,
+)
 from npbml.engine.settings import Tasks
 from npbml.engine.source import TaskSource
 from npbml.learner.learner import Learner
 from npbml.measures import ACCURACY, ERROR
-from npbml.tasks import Task
+from npbml.shapes import benchmark_shape
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=50))
@@ -58,7 +67,29 @@ def test_an_accuracy_is_the_share_of_right_answers_of_its_task() -> None:
     found = evaluate(recording(seen), draw, 7, 3, 0, "test")
     indices = torch.cat(seen)
     assert [len(part) for part in seen] == [3, 3, 1]
-    assert torch.equal(found, (indices.flatten(1)[:, :4] % 2 == 0).double().mean(1))
+    assert torch.equal(found.per_task, (indices.flatten(1)[:, :4] % 2 == 0).double().mean(1))
+
+
+def test_calibration_is_that_of_all_queries_of_all_tasks() -> None:
+    found = evaluate(answer, draw, 7, 3, 0, "test")
+    logits, labels = all_answers(answer, draw, 7, 3, 0, "test")
+    assert logits.shape == (7, 4, 2) and torch.equal(found.per_task, accuracy(logits, labels))
+    assert found.log_loss is not None and found.bins is not None
+    assert torch.equal(found.log_loss, log_loss(logits, labels))
+    torch.testing.assert_close(found.bins, confidence_bins(logits, labels).sum(0), rtol=0, atol=1e-12)
+    assert found.bins.shape == (15, 3) and found.bins[:, 0].sum() == 7 * 4
+    halved = evaluate(answer, draw, 7, 3, 0, "test", as_logits=lambda logits: logits / 2)
+    assert halved.log_loss is not None and torch.equal(halved.per_task, found.per_task)
+    assert torch.equal(halved.log_loss, log_loss(logits / 2, labels))
+
+
+def test_values_have_no_probabilities() -> None:
+    def values(indices: Tensor) -> tuple[Tensor, Tensor]:
+        logits, labels = answer(indices)
+        return logits[..., :1], labels.double()
+
+    found = evaluate(values, draw, 7, 3, 0, "test", ERROR)
+    assert found.per_task.shape == (7,) and found.log_loss is None and found.bins is None
 
 
 def test_two_kinds_of_answers_are_measured_apart() -> None:
@@ -68,16 +99,23 @@ def test_two_kinds_of_answers_are_measured_apart() -> None:
 
     found = evaluate(both, draw, 7, 3, 0, "test", kinds=(2,))
     right = evaluate(answer, draw, 7, 3, 0, "test")
-    assert torch.equal(found, torch.stack([right, 1 - right]))
+    assert torch.equal(found.per_task, torch.stack([right.per_task, 1 - right.per_task]))
+    assert found.bins is not None and found.bins.shape == (2, 15, 3)
+    for part, own in zip(found.kind(0), right, strict=True):
+        assert part is not None and own is not None and torch.equal(part, own)
 
 
 def test_more_tasks_begin_with_the_same_ones_whatever_the_batch_size() -> None:
     long = evaluate(answer, draw, 130, 7, 3, "test")
-    assert long.shape == (130,)
+    assert long.per_task.shape == (130,) and long.log_loss is not None
     for tasks, batch_size in ((130, 50), (60, 1), (50, 100), (3, 2)):
-        assert torch.equal(evaluate(answer, draw, tasks, batch_size, 3, "test"), long[:tasks])
-    assert not torch.equal(evaluate(answer, draw, 130, 7, 4, "test"), long)
-    assert not torch.equal(evaluate(answer, draw, 130, 7, 3, "validation"), long)
+        found = evaluate(answer, draw, tasks, batch_size, 3, "test")
+        assert torch.equal(found.per_task, long.per_task[:tasks])
+        assert found.log_loss is not None and torch.equal(found.log_loss, long.log_loss[:tasks])
+        if tasks == 130:
+            assert found.bins is not None and long.bins is not None and torch.equal(found.bins, long.bins)
+    assert not torch.equal(evaluate(answer, draw, 130, 7, 4, "test").per_task, long.per_task)
+    assert not torch.equal(evaluate(answer, draw, 130, 7, 3, "validation").per_task, long.per_task)
 
 
 def test_ticks_count_the_tasks() -> None:
@@ -91,15 +129,15 @@ def test_a_learners_answers_are_its_predictions(
     make_learner: Callable[..., Learner], classes: ClassSet, tasks: Tasks
 ) -> None:
     learner = make_learner()
-    source = TaskSource(learner, classes, shots=2, queries=2)
+    source = TaskSource(learner, classes, benchmark_shape(learner.settings.ways, 2, 2))
     found = evaluate(learner_answers(learner, source, tasks=tasks), source.draw, 4, 3, 0, "test")
     indices: list[Tensor] = []
     evaluate(recording(indices), source.draw, 4, 3, 0, "test")
     batch = classes.task(torch.cat(indices), 2, classes.pixels)
     for index in range(4):
-        task = Task(*(part[index] for part in batch))
+        task = batch.map(lambda part, i=index: part[i])
         expected = (learner.predict(task).argmax(-1) == task.query_labels).double().mean()
-        assert found[index] == expected
+        assert found.per_task[index] == expected
 
 
 @pytest.mark.parametrize(
@@ -117,7 +155,9 @@ def test_tasks_run_in_one_vmap_where_one_block_adapts_or_as_is_said(
     made = []
     monkeypatch.setattr(evaluation, "Executor", lambda learner, vmap: made.append(vmap))
     learner = make_learner(net={"frozen_blocks": frozen})
-    learner_answers([learner, learner], TaskSource(learner, classes, shots=2, queries=2), tasks=tasks)
+    learner_answers(
+        [learner, learner], TaskSource(learner, classes, benchmark_shape(learner.settings.ways, 2, 2)), tasks=tasks
+    )
     assert made == [vmap, vmap]
 
 
@@ -138,7 +178,7 @@ def test_c31_an_ensemble_is_the_mean_of_logits_then_the_highest(
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(1.7)
-    source = TaskSource(one, classes, shots=2, queries=2)
+    source = TaskSource(one, classes, benchmark_shape(one.settings.ways, 2, 2))
     indices: list[Tensor] = []
     evaluate(recording(indices), source.draw, 3, 3, 0, "test")
     logits, labels = learner_answers([one, other], source)(indices[0])

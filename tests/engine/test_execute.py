@@ -16,7 +16,7 @@ from npbml.learner.settings import ImageSpec
 from npbml.methods import BUILT_IN
 from npbml.nets import layers
 from npbml.rule import precondition
-from npbml.tasks import Task, stack_tasks
+from npbml.tasks import Task, split_batch, stack_tasks
 
 SMALL: dict[str, Any] = {
     "ways": 3,
@@ -78,7 +78,7 @@ def test_every_way_gives_the_gradient_of_the_loop(method: str, tasks: Task) -> N
 def test_every_way_gives_the_predictions_of_the_loop(method: str, vmap: bool, tasks: Task) -> None:
     learner = learner_of(method)
     found = Executor(learner, vmap).logits(learner.prepare_batch(tasks))
-    loop = [learner.predict(Task(*parts)) for parts in zip(*tasks, strict=True)]
+    loop = [learner.predict(task) for task in split_batch(tasks)]
     torch.testing.assert_close(found, torch.stack(loop), rtol=1e-9, atol=1e-9)
 
 
@@ -124,7 +124,7 @@ def test_what_cannot_be_taken_step_by_step_is_computed_whole(changes: dict[str, 
 def test_half_precision_is_of_the_features_and_close(tasks: Task) -> None:
     """The tail computes in the precision of its features; gradients, head and losses keep the parameters'."""
     learner = learner_of("npbml").float()
-    prepared = learner.prepare_batch(Task(*(p.float() if p.is_floating_point() else p for p in tasks)))
+    prepared = learner.prepare_batch(tasks.map(lambda p: p.float() if p.is_floating_point() else p))
     half = prepared._replace(inner=prepared.inner.bfloat16(), final=prepared.final.bfloat16())
     parameters, outer = list(learner.parameters()), learner.outer(1.0)
     results = [

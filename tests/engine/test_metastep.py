@@ -14,7 +14,7 @@ from npbml.engine.settings import EngineSettings
 from npbml.engine.step import all_finite, apply_gradient
 from npbml.errors import NotFiniteError, RunError
 from npbml.learner.learner import Learner
-from npbml.learner.prepare import Prepared, prepare_tasks
+from npbml.learner.prepare import Counts, Prepared, prepare_tasks
 from npbml.tasks import Task, stack_tasks
 
 MakeLearner = Callable[..., Learner]
@@ -202,7 +202,8 @@ def test_the_diagnosis_names_the_task_and_the_group(make_learner: MakeLearner, m
     tasks[1].support_images[0, 0, 0, 0] = float("inf")
     batch = stack_tasks(tasks)
     images = torch.cat([batch.support_images, batch.query_images], 1)  # as they come from a data set, unchecked
-    prepared = prepare_tasks(learner, images, batch.support_labels, batch.query_images.shape[1], 3)
+    counts = Counts.of_queries(batch.support_labels.shape[1], batch.query_labels.shape[1])
+    prepared = prepare_tasks(learner, images, batch.support_labels, counts, 3)
     _, gradients = meta_gradient(learner, parameters, prepared, batch.query_labels)
     words = diagnose(learner, parameters, gradients, prepared)
     assert "in the meta-gradient of omega;" in words

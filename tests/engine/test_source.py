@@ -17,21 +17,23 @@ from npbml.engine.source import Cache, TaskSource
 from npbml.learner.learner import Learner
 from npbml.learner.prepare import embeddings, normalised
 from npbml.randomness import generator
-from npbml.tasks import Task
+from npbml.shapes import benchmark_shape
+
+ONE_SHOT = benchmark_shape(3, 1, 1)
 
 
 def assert_logits_of_the_tasks(
     learner: Learner, classes: ClassSet, precision: str = "float32", atol: float = 1e-10
 ) -> TaskSource:
     """Logits from a source's prepared tasks = those of `predict` on the same images."""
-    source = TaskSource(learner, classes, shots=2, queries=3, precision=precision)
+    source = TaskSource(learner, classes, benchmark_shape(learner.settings.ways, 2, 3), precision=precision)
     indices = source.draw(3, generator(0, "draw"))
     prepared, labels = source.prepare(indices)
     found = Executor(learner).logits(prepared)
     batch = classes.task(indices, 2, classes.pixels)
     assert torch.equal(labels, batch.query_labels) and found.shape == (3, 9, 3)
     for index, logits in enumerate(found):
-        expected = learner.predict(Task(*(part[index] for part in batch)))
+        expected = learner.predict(batch.map(lambda part, i=index: part[i]))
         torch.testing.assert_close(logits, expected, rtol=0, atol=atol)
     return source
 
@@ -110,14 +112,14 @@ def test_sources_with_the_same_stem_share_its_features(
     make_learner: Callable[..., Learner], classes: ClassSet, ce_only: dict[str, Any]
 ) -> None:
     cache: Cache = {}
-    one = TaskSource(make_learner(net={"stem_norm": "running"}), classes, 1, 1, cache=cache)
-    other = TaskSource(make_learner(net={"stem_norm": "running"}, loss=ce_only), classes, 1, 1, cache=cache)
+    one = TaskSource(make_learner(net={"stem_norm": "running"}), classes, ONE_SHOT, cache=cache)
+    other = TaskSource(make_learner(net={"stem_norm": "running"}, loss=ce_only), classes, ONE_SHOT, cache=cache)
     assert one.known["features"] is other.known["features"] and len(cache) == 1
     changed = make_learner(net={"stem_norm": "running"})
     changed.network.stem.blocks[0].unit.conv.weight += 0.1
     also = dataclasses.replace(classes, images=classes.images.clone())
     for learner, images in ((changed, classes), (make_learner(net={"stem_norm": "running"}), also)):
-        assert TaskSource(learner, images, 1, 1, cache=cache).known["features"] is not one.known["features"]
+        assert TaskSource(learner, images, ONE_SHOT, cache=cache).known["features"] is not one.known["features"]
 
 
 def test_embeddings_of_other_views_are_not_shared_with_those_of_images_as_they_stand(
@@ -129,7 +131,7 @@ def test_embeddings_of_other_views_are_not_shared_with_those_of_images_as_they_s
         for views in ({}, {"rotations": True}, {"enlarge": 1.5}, {"flip": True})
     ]
     plain, turned, large, mirrored = (
-        TaskSource(learner, classes, 1, 1, cache=cache).known["embeddings"] for learner in learners
+        TaskSource(learner, classes, ONE_SHOT, cache=cache).known["embeddings"] for learner in learners
     )
     width = plain.shape[1]
     assert turned.shape == (30, 4 * width) and large.shape == plain.shape
@@ -166,7 +168,7 @@ def test_c29_features_are_kept_in_the_order_of_the_images(
     make_learner: Callable[..., Learner], classes: ClassSet
 ) -> None:
     learner = make_learner(net={"stem_norm": "running"})
-    features = TaskSource(learner, classes, 1, 1).known["features"]
+    features = TaskSource(learner, classes, ONE_SHOT).known["features"]
     assert len(features) == 30 and not features.requires_grad
     for index in (0, 17, 29):
         alone = learner.network.stem(normalised(learner, classes.pixels(torch.tensor([index]))))
@@ -178,7 +180,7 @@ def test_c29_images_that_look_different_are_not_taken_from_the_kept_features(
     make_learner: Callable[..., Learner], classes: ClassSet, norm: str
 ) -> None:
     learner = make_learner(net={"stem_norm": norm})
-    source = TaskSource(learner, classes, shots=2, queries=3)
+    source = TaskSource(learner, classes, benchmark_shape(learner.settings.ways, 2, 3))
     indices = source.draw(2, generator(0, "draw"))
     prepared, _ = source.prepare(indices, lambda places: classes.pixels(places).flip(-1))
     batch = classes.task(indices, 2, classes.pixels)
@@ -193,8 +195,8 @@ def test_frozen_work_that_takes_long_is_told_beforehand(
     make_learner: Callable[..., Learner], classes: ClassSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner, told = make_learner(net={"stem_norm": "running"}), []
-    TaskSource(learner, classes, 1, 1, say=told.append)
+    TaskSource(learner, classes, ONE_SHOT, say=told.append)
     assert not told
     monkeypatch.setattr("npbml.engine.source.SLOW", 0.0)
-    TaskSource(learner, classes, 1, 1, say=told.append)
+    TaskSource(learner, classes, ONE_SHOT, say=told.append)
     assert told == ["The features of 30 images are computed once, in about 0 min."]

@@ -11,14 +11,16 @@ import torch
 
 import npbml
 from npbml.cli.stages import run_stages
-from npbml.engine.evaluate import evaluate, learner_answers, over_tasks
+from npbml.engine.calibration import best_temperature, expected_calibration_error, log_loss, score_logits
+from npbml.engine.evaluate import accuracy, all_answers, evaluate, learner_answers, over_tasks
 from npbml.errors import DataError, RunError, SettingError
 from npbml.lab.environment import environment
 from npbml.lab.pipeline import Pipeline
 from npbml.lab.protocols import preset
-from npbml.lab.schema import Config, override
+from npbml.lab.schema import Config, check_config, override
 from npbml.measures import ACCURACY
 from npbml.parts import METHODS
+from npbml.stages.pretrain import prototype_answers
 from npbml.tensor_files import load_tensors
 
 Contents = Callable[[Path], dict[Path, bytes]]
@@ -40,6 +42,12 @@ def test_a_record_has_what_tells_the_result(done: Pipeline) -> None:
         per_task = 100 * torch.tensor(read(done.folder / record["method"] / "test.json")["per_task"]).double()
         assert record["accuracy"] == pytest.approx(per_task.mean().item(), abs=1e-3)
         assert record["ci95"] == pytest.approx(1.96 * per_task.std().item() / 2, abs=1e-3)
+        assert (
+            0 < record["nll"] == round(record["nll"], 4) and 0 <= record["ece"] == round(record["ece"], 2) <= 100
+        )
+        assert (record["temperature"] == 1.0) == (record["method"] != "prototypes")
+        assert ("scores" in record) == (record["method"] == "npbml")
+    assert set(records[0]["scores"]) == {"accuracy", "ci95", "nll", "ece"}
 
 
 @pytest.mark.parametrize("method", ["npbml", "maml", "prototypes"])
@@ -325,8 +333,10 @@ def test_an_ensemble_is_tested_by_the_mean_of_its_logits(config: Config, tmp_pat
     assert any(not torch.equal(members[1].state_dict()[name], best[name]) for name in best)
     source = run.source(members[0], "test")
     answer = learner_answers(members, source)
-    per_task = evaluate(answer, source.draw, 4, 10, 0, "test")
-    assert run.test("maml")["accuracy"] == pytest.approx(100 * per_task.mean().item(), abs=1e-3)
+    found = evaluate(answer, source.draw, 4, 10, 0, "test")
+    assert run.test("maml")["accuracy"] == pytest.approx(100 * found.per_task.mean().item(), abs=1e-3)
+    assert found.log_loss is not None
+    assert run.test("maml")["nll"] == pytest.approx(found.log_loss.mean().item(), abs=1e-4)
 
 
 def test_beside_a_learner_the_scores_are_tested_that_it_is_given(config: Config, tmp_path: Path) -> None:
@@ -339,10 +349,76 @@ def test_beside_a_learner_the_scores_are_tested_that_it_is_given(config: Config,
         prepared, labels = source.prepare(indices)
         return prepared.scores, labels
 
-    expected = over_tasks(ACCURACY, evaluate(scores, source.draw, run.config.test.tasks, 10, 0, "test"))
+    tasks = source.draw, run.config.test.tasks, 10, 0, "test"
+    found = evaluate(scores, *tasks, as_logits=score_logits)
+    expected, (values, labels) = over_tasks(ACCURACY, found.per_task), all_answers(scores, *tasks)
     record = run.test("npbml")
-    assert record["scores"] == {"accuracy": round(expected.mean, 3), "ci95": round(expected.ci95, 3)}
+    shares = (values / values.sum(-1, keepdim=True)).gather(-1, labels.unsqueeze(-1)).double()
+    assert found.bins is not None
+    assert record["scores"] == {
+        "accuracy": round(expected.mean, 3),
+        "ci95": round(expected.ci95, 3),
+        "nll": pytest.approx(-shares.log().mean().item(), abs=1e-4),
+        "ece": round(expected_calibration_error(found.bins).item(), 2),
+    }
+    assert record["nll"] == pytest.approx(own_loss(learner, run, tasks), abs=1e-4)
     assert "scores" not in run.test("maml")
+
+
+def own_loss(learner: npbml.Learner, run: Pipeline, tasks: Any) -> float:
+    """The mean log loss of a learner's predictions."""
+    logits, labels = all_answers(learner_answers(learner, run.source(learner, "test")), *tasks)
+    return log_loss(logits, labels).mean().item()
+
+
+@pytest.mark.parametrize("ensemble", [1, 2])
+def test_a_temperature_is_chosen_on_validation_and_kept_with_the_learner(
+    config: Config, tmp_path: Path, ensemble: int
+) -> None:
+    train = {"steps": 2, "validate_every": 1, "ensemble": ensemble}
+    plain = Pipeline.start(tmp_path / "plain", override(config, {"train": train}))
+    run = Pipeline.start(tmp_path / "run", override(config, {"train": {**train, "temperature": "validation"}}))
+    for one in (plain, run):
+        run_stages(one, ["maml"])
+    members = plain.learners("maml")
+    val, test = (plain.source(members[0], split) for split in ("val", "test"))
+    tasks = plain.config.train.validation_tasks, 10, 0
+    expected = best_temperature(*all_answers(learner_answers(members, val), val.draw, *tasks, "validation"))
+
+    summary = run.run("maml")  # which is done
+    assert summary["head.temperature"] == expected != 1.0
+    assert "head.temperature" not in plain.run("maml")
+    assert [learner.settings.head.temperature for learner in run.learners("maml")] == [expected] * ensemble
+    assert npbml.load(tmp_path / "run", "maml", device="cpu").settings.head.temperature == expected
+    for mine, theirs in zip(run.learners("maml"), members, strict=True):
+        found = mine.state_dict()
+        assert all(torch.equal(tensor, found[name]) for name, tensor in theirs.state_dict().items())
+
+    logits, labels = all_answers(learner_answers(members, test), test.draw, 4, 10, 0, "test")
+    record = run.test("maml")
+    assert record["temperature"] == expected
+    assert record["accuracy"] == plain.test("maml")["accuracy"] and plain.test("maml")["temperature"] == 1.0
+    assert record["nll"] == pytest.approx(log_loss(logits / expected, labels).mean().item(), rel=1e-3, abs=1e-4)
+    assert plain.test("maml")["nll"] == pytest.approx(log_loss(logits, labels).mean().item(), abs=1e-4)
+
+
+def test_prototypes_have_a_temperature_of_validation_tasks(done: Pipeline) -> None:
+    setup, pretrain, network = done.setup(), done.config.pretrain, done.pretrained_network()
+    val, test = (prototype_answers(network, setup, pretrain, done.splits[name]) for name in ("val", "test"))
+    expected = best_temperature(*all_answers(*val, done.config.train.validation_tasks, 10, 0, "validation"))
+    record = next(record for record in done.records.all() if record["method"] == "prototypes")
+    logits, labels = all_answers(*test, 4, 10, 0, "test")
+    assert record["temperature"] == expected
+    assert record["nll"] == pytest.approx(log_loss(logits.double() / expected, labels).mean().item(), abs=1e-4)
+    assert record["accuracy"] == pytest.approx(100 * accuracy(logits, labels).mean().item(), abs=1e-3)
+
+
+def test_values_have_no_temperature() -> None:
+    waves = override(preset("quick", "sinusoid"), {"device": "cpu", "baselines": []})
+    with pytest.raises(SettingError, match=r"train\.temperature is about probabilities"):
+        check_config(override(waves, {"train": {"temperature": "validation"}}))
+    with pytest.raises(SettingError, match=r"head\.temperature is about probabilities"):
+        check_config(override(waves, {"head": {"temperature": 2.0}}))
 
 
 def test_a_run_from_scratch_needs_no_pretraining(config: Config, tmp_path: Path) -> None:

@@ -144,8 +144,23 @@ def test_a_result_tells_where_it_comes_from(done: Job) -> None:
     assert {"date", "commit", "validation", "ci95", "version"} <= data.keys() and "paper" not in data
     result = read_result(done.file)
     assert (result.accuracy, result.seed, result.cell.key) == (data["accuracy"], 0, done.cell.key)
+    assert result.calibration == (data["nll"], data["ece"]) and result.scores_calibration is None
     assert "net.filters=3" in result.changed and "seed" not in result.changed
     assert read_results(done.file.parent) == [result]
+
+
+def test_a_result_of_an_older_version_says_nothing_of_calibration(done: Job, tmp_path: Path) -> None:
+    data = json.loads(done.file.read_text())
+    old = {name: value for name, value in data.items() if name not in ("nll", "ece", "temperature")}
+    scores = {"accuracy": 50.0, "ci95": 1.0}
+    for number, given in enumerate(
+        (old, data | {"scores": scores | {"nll": 0.5, "ece": 2.0}}, old | {"scores": scores})
+    ):
+        (tmp_path / f"{number}.json").write_text(json.dumps(given))
+    first, second, third = read_results(tmp_path)
+    assert first.calibration is None and first.accuracy == data["accuracy"]
+    assert second.scores_calibration == (0.5, 2.0) and third.scores == (50.0, 1.0)
+    assert third.scores_calibration is None
 
 
 def test_it_is_done_until_more_tasks_are_asked_for(done: Job, dataset: str, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def row(method: str, value: float = 61.234, measure: str = "accuracy", **changes
         "tasks": 1000,
         measure: value,
         "ci95": 0.456,
+        **({"nll": 1.23456, "ece": 3.214} if measure == "accuracy" else {}),
         "start": 41.5,
         "step_ms": 12.34,
         "seconds": {"pretrain": 3600.0, "train": 200.0, "test": 10.0},
@@ -75,7 +76,7 @@ def test_without_the_first_method_there_is_no_difference() -> None:
 def test_a_table_has_every_figure_of_the_longest_methods(width: int) -> None:
     longest = [name for name in BUILT_IN if name != "maml"]
     rows = [row("maml"), *(row(name, accuracy=100.0, ci95=10.456) for name in longest), row("prototypes")]
-    for name in ("start", "step_ms", "seconds"):
+    for name in ("start", "step_ms", "seconds", "nll", "ece"):
         del rows[-1][name]
     rows[1] |= {"step_ms": 12345.6, "seconds": {"train": 360_000.0}}
     rows[1]["difference"] = {"to": "maml", "mean": -12.344, "ci95": 10.006}
@@ -83,8 +84,8 @@ def test_a_table_has_every_figure_of_the_longest_methods(width: int) -> None:
     lines = {line.split()[0]: " ".join(line.split()) for line in text.splitlines() if line.strip()}
     assert max(map(len, text.splitlines())) <= width and "…" not in text
     assert all(name in lines for name in longest)
-    assert lines[longest[0]] == f"{longest[0]} 41.50 100.00 ± 10.46 -12.34 ± 10.01 12346 100 h 0 min"
-    assert lines["prototypes"] == "prototypes 61.23 ± 0.46 -1.23 ± 0.10"
+    assert lines[longest[0]] == f"{longest[0]} 41.50 100.00 ± 10.46 -12.34 ± 10.01 1.235 3.21 12346 100 h 0 min"
+    assert lines["prototypes"] == "prototypes 61.23 ± 0.46 -1.23 ± 0.10 - -", "as older versions leave it"
     assert lines["maml"].endswith("12.3 3 min 20 s"), "the time of meta-training alone"
 
 
@@ -103,7 +104,7 @@ def test_the_best_row_is_bold(measure: str, best: str) -> None:
     text = printed(rows, 80, force_terminal=True, color_system="standard")
     bold = [line for line in text.splitlines() if "\x1b[1m" in line and "±" in line]
     assert len(bold) == 1 and f" {best} " in bold[0].replace("\x1b[1m", " ").replace("\x1b[0m", " ")
-    assert ("%" in text) == (measure == "accuracy")
+    assert ("%" in text) == ("NLL" in text) == (measure == "accuracy")
 
 
 def test_the_title_says_of_what_it_is() -> None:

@@ -95,7 +95,7 @@ def test_a_method_is_described_as_the_papers_do(name: str, column: str, text: st
         ),
         ({"loss": {"film": True}}, "learns", "initialisation"),
         ({"net": {"affine": "meta"}}, "learns", "initialisation + norms"),
-        ({"head": {"kind": "unicorn"}}, "learns", "initialisation with one head row for all classes"),
+        ({"head": {"kind": "unicorn"}}, "learns", "initialisation with one head row"),
         ({"loss": {"base": False, "inductive": True}}, "minimises", "L^S"),
         ({"target": "values"}, "minimises", "SE(S)"),
         ({"target": "values"}, "outer", "SE(Q) after last step, 2nd order"),

@@ -21,7 +21,6 @@ from npbml.randomness import generator
 from npbml.report import pictures
 from npbml.report.pictures import before_and_after, draw_curves, draw_loss, draw_tasks, draw_waves, item_losses
 from npbml.settings import from_dict
-from npbml.tasks import Task
 
 
 @pytest.fixture(autouse=True)
@@ -209,7 +208,7 @@ def test_waves_are_drawn_with_what_is_known_of_them_and_both_answers() -> None:
 def test_before_is_the_start_and_after_is_what_the_learner_predicts() -> None:
     learner, waves = wave_learner(inner={"steps": 2}), Sinusoids(shots=5, queries=4)
     task = waves.task(waves.draw(1, generator(0, "waves")))
-    one = Task(*(part[0] for part in task))
+    one = task.map(lambda part: part[0])
     answers = before_and_after(learner, one)
     assert torch.equal(answers["after"], learner.predict(one)[:, 0])
     still = wave_learner(inner={"steps": 2, "lr": 1e-12})

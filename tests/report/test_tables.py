@@ -14,7 +14,7 @@ from rich.console import Console
 
 from npbml.lab.paper import paper_tables
 from npbml.lab.reproduce import Result, read_results
-from npbml.measures import Figure
+from npbml.measures import Calibration, Figure
 from npbml.report.tables import LEGEND, lines_of, markdown, sections, summary, terminal_tables
 from npbml.report.tables_page import html
 
@@ -70,6 +70,33 @@ def test_scores_alone_are_shown_where_every_seed_has_them() -> None:
     for results, shown in ((scored, True), (SEEDS, False)):  # no column that says nothing
         assert all(("scores alone" in row) == shown for row in rows(markdown(results), "Table 2"))
         assert ("<th>scores alone</th>" in html(results)) == ("scores alone" in summary(results)[2]) == shown
+
+
+def calibrated(nll: float, ece: float, **given: Any) -> Result:
+    return result(**given, calibration=Calibration(nll, ece))
+
+
+def test_calibration_has_a_table_of_its_own_where_it_is_known() -> None:
+    """A cell that stands in several tables of the paper is there once; old results have no line."""
+    assert not any("ECE" in text for text in (markdown(ALL), html(ALL), "\n".join(summary(ALL))))
+    scores = {"scores": Figure(70.0, 0.4), "scores_calibration": Calibration(0.5, 2.0)}
+    both = {"method": "npbml", "dataset": "mini-imagenet", "shots": 5}  # in tables 1 and 3
+    found = [
+        calibrated(0.9, 3.0, **scores),
+        calibrated(1.0, 4.0, seed=1, **scores),
+        calibrated(12.3, 50.0, **both),
+    ]
+    table = rows(markdown([*found, OTHER, GLYPHS]), "Calibration")
+    assert [(row["data set"], row["protocol"], row["NLL"], row["ECE, %"], row["seeds"]) for row in table] == [
+        ("mini-imagenet", "published", "12.30", "50.00", "1"),
+        ("cifar-fs", "published", "0.950", "3.50", "2"),
+    ]
+    assert [row["scores alone, NLL"] for row in table] == ["-", "0.500"]
+    assert [
+        dict(zip(Page(html(found)).tables[-1][0], row, strict=True)) for row in Page(html(found)).tables[-1][1:]
+    ] == table
+    assert "Calibration" not in markdown([*found[:2], result(seed=2)]), "one of the seeds does not say it"
+    assert any("| 0.950 | 3.50 |" in line for line in summary(found))
 
 
 def test_the_difference_is_to_the_papers_figure() -> None:
@@ -160,12 +187,25 @@ def test_a_page_without_results_has_no_pictures() -> None:
     assert page.images == [] and len(page.tables) == 4
 
 
-@pytest.mark.parametrize("results", [ALL, [result(method="npbml", dataset="mini-imagenet", shots=5)]])
+LONGEST = {
+    "method": "npbml",
+    "dataset": "mini-imagenet",
+    "shots": 5,
+    "backbone": "resnet12-wide",
+    "changed": "a=1",
+}
+
+
+@pytest.mark.parametrize(
+    "results",
+    [ALL, [result(method="npbml", dataset="mini-imagenet", shots=5)], [calibrated(12.3, 50.0, **LONGEST)]],
+)
 def test_the_terminal_shows_what_has_results_in_eighty_columns(results: list[Result]) -> None:
     console = Console(width=80, file=io.StringIO())
     console.print(terminal_tables(results))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) <= 80
+    assert ("12.30 50.00" in text) == ("Calibration" in text) == any(one.calibration for one in results)
     shown = re.findall(r"\d\d\.\d\d ± \d\.\d\d", text)
     assert len(shown) == sum(bool(line.results) for lines in sections(results).values() for line in lines)
 

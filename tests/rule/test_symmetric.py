@@ -8,7 +8,7 @@ import torch
 
 from npbml.errors import DataError
 from npbml.learner.learner import Learner
-from npbml.rule.symmetric import pair_inputs
+from npbml.rule.pairs import pair_inputs
 from npbml.tasks import Task
 
 SYMMETRIC = {"inductive": False, "transductive": False, "symmetric_support": True, "symmetric_query": True}

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,9 @@ class LineTrainer:
     def result(self) -> Mapping[str, Tensor]:
         return self.module.state_dict()
 
+    def conclude(self, best: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+        return {}
+
 
 def lines(
     make_trainer: Callable[[], LineTrainer] = LineTrainer, fingerprint: str = "settings", **how: Any
@@ -103,6 +106,30 @@ def test_the_best_state_is_kept_and_not_the_last(whole: Path) -> None:
     tensors, _ = load_tensors(lines().file(whole))
     for name, tensor in trainer.result().items():
         assert torch.equal(tensor, tensors[name])
+
+
+class Choosing(LineTrainer):
+    """Chooses a setting by the best states."""
+
+    def conclude(self, best: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+        return {"part.scale": sum(state["0.weight"].sum().item() for state in best)}
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_what_is_chosen_at_the_end_is_in_the_summary_and_in_every_file(tmp_path: Path, keep: int) -> None:
+    about = {"settings": {"part": {"scale": 1.0, "other": 2}}, "npbml": "x"}
+    for folder, bad_luck in (("whole", {}), ("part", {"crash_at": 9})):
+        stage = lines(lambda bad_luck=bad_luck: Choosing(**bad_luck), keep=keep)
+        if bad_luck:
+            with pytest.raises(MemoryError):
+                run_stage(stage, tmp_path / folder, Observer(), about, 0.0)
+        summary = run_stage(lines(Choosing, keep=keep), tmp_path / folder, Observer(), about, 0.0)
+        read = [load_tensors(stage.file(tmp_path / folder, rank)) for rank in range(keep)]
+        chosen = sum(tensors["0.weight"].sum().item() for tensors, _ in read)
+        assert summary["part.scale"] == chosen != 1.0 and stage.summary(tmp_path / folder) == summary
+        assert all(found["settings"] == {"part": {"scale": chosen, "other": 2}} for _, found in read)
+        assert all(found["npbml"] == "x" for _, found in read)
+    assert_same_outcome(tmp_path / "part", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("stop", range(STEPS))

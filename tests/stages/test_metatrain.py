@@ -19,6 +19,7 @@ from npbml.learner.learner import GROUPS, Learner
 from npbml.learner.settings import ImageSpec
 from npbml.randomness import generator
 from npbml.rule.objective import Outer
+from npbml.shapes import benchmark_shape
 from npbml.stages.loop import run_stage
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.observer import Observer
@@ -65,7 +66,8 @@ def trainer_of(method: str = "npbml", seed: int = 0, **train: Any) -> MetaTraine
     changes = {"method": method, "seed": seed, "train": {**TRAIN, **train}}
     config = method_config(override(override(override(preset("quick"), SMALL), changes), also), method)
     learner = Learner(config.learner, ImageSpec(1, 16, (0.5,), (0.25,)), config.seed)
-    sources = [TaskSource(learner, easy(*of), config.shots, config.queries) for of in ((5, "train"), (4, "val"))]
+    shape = benchmark_shape(learner.settings.ways, config.shots, config.queries)
+    sources = [[TaskSource(learner, easy(*of), shape)] for of in ((5, "train"), (4, "val"))]
     tasks, engine, batch_size = (config.shots, config.queries), config.engine, config.test.batch_size
     setup = Setup(config.learner, *tasks, config.seed, engine, torch.device("cpu"), batch_size, say)
     return MetaTrainer(setup, config.train, method, learner, *sources, config.pretrain.augment)
@@ -92,8 +94,8 @@ def moved_groups(trainer: MetaTrainer, steps: int = 1) -> set[str]:
 def gradient(trainer: MetaTrainer, index: int) -> dict[str, Tensor]:
     """The meta-gradient that step `index` sees, by name."""
     names, parameters = zip(*trainer.module.named_parameters(), strict=True)
-    indices = trainer.train.draw(trainer.tasks, generator(trainer.setup.seed, "train", index))
-    work = trainer.train.prepare(indices)
+    indices = trainer.train[0].draw(trainer.tasks, generator(trainer.setup.seed, "train", index))
+    work = trainer.train[0].prepare(indices)
     _, found = Executor(trainer.module).gradient(list(parameters), *work, trainer.module.outer(0.0))
     return dict(zip(names, found, strict=True))
 
@@ -181,13 +183,13 @@ def test_a_step_is_on_four_tasks_of_one_shot_or_two_of_five(
     monkeypatch: pytest.MonkeyPatch, shots: int, tasks: int
 ) -> None:
     trainer = trainer_of("maml", meta_batch=None, also={"shots": shots, "queries": 1})
-    seen, draw = [], trainer.train.draw_from
+    seen, draw = [], trainer.train[0].draw_from
 
     def watched(numbers: Tensor, count: int) -> Tensor:
         seen.append(draw(numbers, count))
         return seen[-1]
 
-    monkeypatch.setattr(trainer.train, "draw_from", watched)
+    monkeypatch.setattr(trainer.train[0], "draw_from", watched)
     trainer.step(0)
     assert [part.shape for part in seen] == [(tasks, 3, shots + 1)]
 
@@ -233,13 +235,13 @@ def test_augmented_tasks_are_other_tasks() -> None:
 
 def test_validation_asks_the_same_tasks_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, seen = trainer_of(), []
-    prepare = trainer.val.prepare
+    prepare = trainer.val[0].prepare
 
     def watched(indices: Tensor) -> Any:
         seen.append(indices)
         return prepare(indices)
 
-    monkeypatch.setattr(trainer.val, "prepare", watched)
+    monkeypatch.setattr(trainer.val[0], "prepare", watched)
     before, first = state(trainer), trainer.validate()
     assert moved(before, state(trainer)) == set() and trainer.validate() == first
     trainer.step(0)
@@ -304,7 +306,7 @@ def test_a_step_that_fails_keeps_the_state_before_it_and_the_run_can_go_on(
     whole = trainer_of()
     run(tmp_path / "whole", whole)
     poisoned, good = trainer_of(), trainer_of()
-    prepare, calls = poisoned.train.prepare, [0]
+    prepare, calls = poisoned.train[0].prepare, [0]
 
     def poison(*given: Any) -> Any:
         prepared, labels = prepare(*given)
@@ -313,7 +315,7 @@ def test_a_step_that_fails_keeps_the_state_before_it_and_the_run_can_go_on(
             prepared = prepared._replace(inner=prepared.inner * float("inf"))
         return prepared, labels
 
-    monkeypatch.setattr(poisoned.train, "prepare", poison)
+    monkeypatch.setattr(poisoned.train[0], "prepare", poison)
     with pytest.raises(RunError, match=r"Meta-step 4 of npbml is not finite.*the stem's features, in task 0"):
         run(tmp_path / "part", poisoned)
     for index in range(3):
@@ -331,20 +333,20 @@ def test_a_step_that_fails_keeps_the_state_before_it_and_the_run_can_go_on(
 def test_steps_that_are_not_finite_may_be_left_out_but_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     trainer = trainer_of(say=said.append, max_skipped=2)
-    prepare, poisoned = trainer.train.prepare, [True]
+    prepare, poisoned = trainer.train[0].prepare, [True]
 
     def poison(*given: Any) -> Any:
         prepared, labels = prepare(*given)
         return prepared._replace(inner=prepared.inner * (float("inf") if poisoned[0] else 1)), labels
 
-    monkeypatch.setattr(trainer.train, "prepare", poison)
+    monkeypatch.setattr(trainer.train[0], "prepare", poison)
     before, moments = state(trainer), copy.deepcopy(trainer.optimizer.state_dict())
     assert trainer.step(0) == {"skipped": 1} and trainer.step(1) == {"skipped": 2}
     assert moved(before, state(trainer)) == set() and trainer.optimizer.state_dict() == moments
     assert len(said) == 2 and "Meta-step 2 of npbml is left out: NaN or infinity" in said[1]
     resumed = trainer_of(max_skipped=2)
     resumed.notes.update(trainer.notes)  # as a checkpoint keeps them
-    monkeypatch.setattr(resumed.train, "prepare", poison)
+    monkeypatch.setattr(resumed.train[0], "prepare", poison)
     for late in (trainer, resumed):
         with pytest.raises(RunError, match="Meta-step 3 of npbml is not finite"):
             late.step(2)

@@ -28,7 +28,6 @@ from npbml.stages.scorer import EncoderTrainer, teacher
 from npbml.stages.settings import PretrainSettings
 from npbml.stages.setup import Setup
 from npbml.stages.stage import Stage
-from npbml.tasks import Task
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {
@@ -227,7 +226,7 @@ def test_prototypes_are_the_class_means_of_one_batch_or_of_two(norm: str) -> Non
     network = trainer.network.double()
     use_norms(network, trainer.setup.learner)
     batch = trainer.val.sample(1, 3, 2, 3, generator(0, "task"), trainer.val.batch)
-    task = Task(*(part[0].double() if part.is_floating_point() else part[0] for part in batch))
+    task = batch.map(lambda part: part[0].double() if part.is_floating_point() else part[0])
     with torch.no_grad():
         together = network(torch.cat([task.support_images, task.query_images]))
         apart = torch.cat([network(task.support_images), network(task.query_images)])
@@ -242,7 +241,7 @@ def test_shuffled_support_has_the_same_prototypes() -> None:
     trainer = pretrainer(net={**SMALL["net"], "stem_norm": "running", "tail_norm": "running"})
     use_norms(trainer.network, trainer.setup.learner)
     batch = trainer.val.sample(1, 3, 2, 3, generator(0, "task"), trainer.val.batch)
-    task = Task(*(part[0] for part in batch))
+    task = batch.map(lambda part: part[0])
     order = torch.tensor([5, 0, 3, 1, 4, 2])
     mixed = task._replace(support_images=task.support_images[order], support_labels=task.support_labels[order])
     with torch.no_grad():

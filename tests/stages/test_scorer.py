@@ -19,7 +19,6 @@ from npbml.randomness import draw_numbers, generator
 from npbml.stages.pretrain import Pretrainer
 from npbml.stages.scorer import EncoderTrainer, EpisodicTrainer
 from npbml.stages.setup import Setup
-from npbml.tasks import Task
 
 SMALL: dict[str, Any] = {
     "ways": 3,
@@ -69,7 +68,7 @@ def test_the_loss_is_the_squared_error_of_the_scores_of_one_episode(augment: boo
     number = draw_numbers(generator(0, "relation", 4), 3)[2]
     varied = augmented(classes, trainer.augment, number)
     look = (lambda indices: classes.normalise(varied(indices))) if augment else classes.batch
-    task = Task(*(part[0] for part in classes.task(indices, 2, look)))
+    task = classes.task(indices, 2, look).map(lambda part: part[0])
     with torch.no_grad():
         scores = trainer.module(task.support_images, task.support_labels, task.query_images, 3)
     expected = (scores - torch.eye(3)[task.query_labels]).square().mean().item()
@@ -123,7 +122,7 @@ def test_a_learner_takes_the_network_and_gives_its_scores() -> None:
     assert learner.scorer is not None
     learner.take_scorer(trainer.result())
     batch = trainer.val.sample(1, 3, 2, 3, generator(0, "task"))
-    task = Task(*(part[0] for part in batch))
+    task = batch.map(lambda part: part[0])
     support, query = (normalised(learner, images) for images in (task.support_images, task.query_images))
     with torch.no_grad():
         scores = trainer.module(support, task.support_labels, query, 3)

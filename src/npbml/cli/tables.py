@@ -17,7 +17,17 @@ from npbml.json_files import write_whole
 from npbml.lab.paper import TableCell, paper_tables
 from npbml.lab.reproduce import Job, Result, grouped_by_folder, plan, read_result, read_results
 from npbml.parts import METHODS
-from npbml.report.tables import lines_of, markdown, mean, notes, plain_table, terminal_table, terminal_tables
+from npbml.report.tables import (
+    calibrated_lines,
+    lines_of,
+    markdown,
+    mean,
+    notes,
+    plain_table,
+    terminal_calibration,
+    terminal_table,
+    terminal_tables,
+)
 from npbml.report.terminal import Terminal
 from npbml.settings import nested
 
@@ -185,7 +195,10 @@ def run_jobs(jobs: Sequence[Job]) -> None:
 def _show_results(jobs: Sequence[Job]) -> None:
     if jobs:
         results = [read_result(job.file) for job in jobs]
-        console.print(terminal_table(lines_of(dict.fromkeys(job.cell for job in jobs), results)))
+        lines = lines_of(dict.fromkeys(job.cell for job in jobs), results)
+        console.print(terminal_table(lines))
+        if calibrated := calibrated_lines(lines):
+            console.print(terminal_calibration(calibrated))
         for note in notes(results):
             console.print(note, markup=False)
         say(f"results: {jobs[0].file.parent}")

@@ -1,12 +1,14 @@
 """How good a learner is, over many tasks."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from npbml.engine.calibration import BINS, confidence_bins, log_loss
 from npbml.engine.capture import Replay
-from npbml.engine.distributed import sum_over_ranks, world
+from npbml.engine.distributed import gather, sum_over_ranks, world
 from npbml.engine.execute import Executor
 from npbml.engine.settings import Tasks
 from npbml.engine.source import Source
@@ -36,10 +38,30 @@ def over_tasks(measure: Measure, per_task: Tensor) -> Figure:
     return Figure(values.mean().item(), 1.96 * values.std().item() / len(values) ** 0.5)
 
 
+class Evaluation(NamedTuple):
+    """What is found of predictions over many tasks; of values, which have no probabilities, the measure alone."""
+
+    per_task: Tensor
+    """The measure of each task, [*kinds, tasks]; an accuracy in 0..1."""
+    log_loss: Tensor | None = None
+    """The negative log-likelihood of each task, the mean over its queries, [*kinds, tasks]."""
+    bins: Tensor | None = None
+    """All queries of all tasks by confidence, [*kinds, 15, 3]: see `confidence_bins`."""
+
+    def kind(self, index: int) -> "Evaluation":
+        """That of one kind of predictions."""
+        log_loss, bins = (None if part is None else part[index] for part in self[1:])
+        return Evaluation(self.per_task[index], log_loss, bins)
+
+
+Answer = Callable[[Tensor], tuple[Tensor, Tensor]]  # which tasks -> their query predictions and labels
+Draw = Callable[[int, torch.Generator], Tensor]  # how many tasks -> which tasks
+
+
 @torch.no_grad()
 def evaluate(
-    answer: Callable[[Tensor], tuple[Tensor, Tensor]],
-    draw: Callable[[int, torch.Generator], Tensor],
+    answer: Answer,
+    draw: Draw,
     tasks: int,
     batch_size: int,
     seed: int,
@@ -47,27 +69,62 @@ def evaluate(
     measure: Measure = ACCURACY,
     tick: Callable[[int], None] = lambda count: None,
     kinds: tuple[int, ...] = (),
-) -> Tensor:
-    """The measure of each of `tasks` tasks, [*kinds, tasks]; an accuracy in 0..1.
+    as_logits: Callable[[Tensor], Tensor] = lambda predictions: predictions,
+) -> Evaluation:
+    """The measure of each of `tasks` tasks and, of classes, how good the probabilities are.
 
     `draw` gives the images of tasks and `answer` their query logits, perhaps of several `kinds`, and labels. The
     tasks are fixed by `seed` and `purpose`; more of them begin with the same ones. Ranks answer in turn, and all
-    have every result.
+    have every result. Where predictions are no logits, or are to have a temperature, `as_logits` makes of them
+    those whose softmax is judged; accuracy is that of the predictions as they are.
     """
     rank, size = world()
-    results: list[Tensor] = []
+    classes = measure.name == ACCURACY.name
+    rows: list[Tensor] = []  # of each task: the measure, the log loss, the bins
+    for number, indices in _batches(draw, tasks, batch_size, seed, purpose):
+        row = torch.zeros(*kinds, len(indices), 2 + 3 * BINS if classes else 1, dtype=torch.float64)
+        if number % size == rank:
+            predictions, labels = answer(indices)
+            row[..., 0] = PER_TASK[measure.name](predictions, labels).cpu()
+            if classes:
+                logits, labels = as_logits(predictions).cpu(), labels.cpu()
+                row[..., 1] = log_loss(logits, labels)
+                row[..., 2:] = confidence_bins(logits, labels).flatten(-2)
+        rows.append(row)
+        tick(len(indices))
+    (found,) = sum_over_ranks([torch.cat(rows, -2)])
+    per_task = found[..., 0].contiguous()
+    if not classes:
+        return Evaluation(per_task)
+    return Evaluation(per_task, found[..., 1].contiguous(), found[..., 2:].sum(-2).unflatten(-1, (BINS, 3)))
+
+
+@torch.no_grad()
+def all_answers(
+    answer: Answer, draw: Draw, tasks: int, batch_size: int, seed: int, purpose: str
+) -> tuple[Tensor, Tensor]:
+    """The predictions [tasks, queries, ...] and labels [tasks, queries] of the tasks that `evaluate` is about.
+
+    Ranks answer in turn, and all have every answer, on the CPU.
+    """
+    rank, size = world()
+    mine: list[tuple[int, Tensor, Tensor]] = []
+    for number, indices in _batches(draw, tasks, batch_size, seed, purpose):
+        if number % size == rank:
+            predictions, labels = (part.cpu().clone() for part in answer(indices))  # a recording overwrites them
+            mine.append((number, predictions, labels))
+    found = sorted(gather(mine), key=lambda part: part[0])
+    return torch.cat([part[1] for part in found]), torch.cat([part[2] for part in found])
+
+
+def _batches(draw: Draw, tasks: int, batch_size: int, seed: int, purpose: str) -> Iterator[tuple[int, Tensor]]:
+    """The number of each batch of tasks, and which these are."""
+    number = 0
     for start in range(0, tasks, DRAWN_AT_ONCE):
         drawn = draw(DRAWN_AT_ONCE, generator(seed, purpose, start))[: tasks - start]
         for indices in drawn.split(batch_size):
-            found = torch.zeros(*kinds, len(indices), dtype=torch.float64)
-            if len(results) % size == rank:
-                found = PER_TASK[measure.name](*answer(indices)).cpu()
-            results.append(found)
-            tick(len(indices))
-    return sum_over_ranks([torch.cat(results, -1)])[0]
-
-
-Answer = Callable[[Tensor], tuple[Tensor, Tensor]]  # which tasks -> their query predictions and labels
+            yield number, indices
+            number += 1
 
 
 def replayed(answer: Answer, replay: Replay | None, key: Hashable) -> Answer:

@@ -10,12 +10,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from npbml.data.draws import check_shape, draw_tasks, draw_tasks_from, numbers_for, task_items
 from npbml.data.sinusoid import Sinusoids
 from npbml.data.store import cache_folder
 from npbml.data.tasks import ClassSet, task_noise
 from npbml.engine.device import in_precision
+from npbml.errors import SettingError
 from npbml.learner.learner import Learner
-from npbml.learner.prepare import Cacheable, Prepared, cacheable_features, needs_images, prepare_tasks
+from npbml.learner.prepare import Cacheable, Counts, Prepared, cacheable_features, needs_images, prepare_tasks
+from npbml.shapes import Shape
 
 SLOW = 1.0  # minutes of frozen work from which on it is told beforehand
 CACHE_BYTES = 4 * 2**30  # of a CPU's memory; of a GPU's it may be half of what is free
@@ -45,7 +48,7 @@ class Source(Protocol):
 
 
 class TaskSource:
-    """Prepared tasks from one split.
+    """Prepared tasks of one shape from one split.
 
     Cacheable features, such as those of a stem that normalises by running statistics, are computed once for the
     whole split, and once for all sources that share `cache`. The rest is computed once for a task.
@@ -55,13 +58,19 @@ class TaskSource:
         self,
         learner: Learner,
         classes: ClassSet,
-        shots: int,
-        queries: int,
+        shape: Shape,
         precision: str = "float32",
         cache: Cache | None = None,
         say: Callable[[str], None] = lambda words: None,
     ) -> None:
-        self.learner, self.classes, self.shots, self.queries = learner, classes, shots, queries
+        check_shape(classes, shape)
+        learner.check_ways(shape.ways)
+        if shape.queries and not learner.settings.independent:
+            raise SettingError(
+                f"Tasks of the shape {shape} have queries that are answered each by itself, and this learner "
+                "normalises them together: it takes shapes all of whose queries are in the pool."
+            )
+        self.learner, self.classes, self.shape = learner, classes, shape
         self.precision, self.say = precision, say
         self.known: dict[str, Tensor] = {}
         cache = {} if cache is None else cache
@@ -75,37 +84,42 @@ class TaskSource:
     @property
     def key(self) -> Hashable:
         """What recorded work on these tasks depends on, beside the numbers that they are drawn from."""
-        return self.learner.settings.ways, self.shots, self.queries, self.precision, tuple(self.known)
+        return self.shape, self.precision, tuple(self.known)
 
     @property
     def on_device(self) -> bool:
         return all(tensor.device == self.classes.images.device for tensor in self.known.values())
 
     def draw(self, tasks: int, generator: torch.Generator) -> Tensor:
-        """Images of `tasks` tasks, [tasks, ways, shots + queries]."""
-        return self.classes.draw(tasks, self.learner.settings.ways, self.shots, self.queries, generator)
+        """What `tasks` tasks are made of, [tasks, ways, columns] (data/draws.py)."""
+        return draw_tasks(self.classes, self.shape, tasks, generator)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers `draw_from` takes."""
+        return numbers_for(self.shape)
 
     def draw_from(self, numbers: Tensor, tasks: int) -> Tensor:
         """`draw`, from numbers that are where the images are."""
-        return self.classes.draw_from(numbers, tasks, self.learner.settings.ways, self.shots + self.queries)
+        return draw_tasks_from(self.classes, self.shape, numbers, tasks)
 
     def prepare(self, indices: Tensor, look: Look | None = None) -> tuple[Prepared, Tensor]:
-        """The frozen work of the tasks with these images, and their query labels [tasks, queries].
+        """The frozen work of tasks that were drawn, and their query labels [tasks, queries].
 
         `look` may show the images in another way than they are, for instance augmented.
         """
         classes, known, images = self.classes, {}, None
-        support, query = classes.items(indices, self.shots)
-        support_labels, query_labels = classes.task_labels(indices, self.shots)
+        support, support_labels, query, query_labels = task_items(self.shape, indices)
         if look is None:
             items, device = torch.cat([support, query], 1), classes.images.device
             known = {name: kept[items.to(kept.device)].to(device) for name, kept in self.known.items()}
         if needs_images(self.learner, known):
             look = look or classes.pixels
             images = torch.cat([look(support), look(query)], 1)
-        outputs, queries = self.learner.settings.outputs, query.shape[1]
+        shape = self.shape
+        counts = Counts(shape.support + shape.scored, shape.support, shape.pool, shape.scored)
         with in_precision(self.precision, classes.images.device):
-            prepared = prepare_tasks(self.learner, images, support_labels, queries, outputs, known)
+            prepared = prepare_tasks(self.learner, images, support_labels, counts, shape.ways, known)
         noise = task_noise(indices, prepared.noise.shape[1])
         return prepared._replace(noise=noise.to(prepared.noise)), query_labels
 

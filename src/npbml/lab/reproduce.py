@@ -2,7 +2,7 @@
 
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from npbml.lab.paper import VARIATIONS, TableCell
 from npbml.lab.protocols import preset
 from npbml.lab.run_folder import RunFolder
 from npbml.lab.schema import Config, method_config, override
-from npbml.measures import Figure
+from npbml.measures import Calibration, Figure
 from npbml.settings import from_dict, leaves, merged
 
 
@@ -115,6 +115,10 @@ class Result:
     ci95: float
     scores: Figure | None = None
     """Of the scores that the learner is given of query items, where it asks for them, with no learner."""
+    calibration: Calibration | None = None
+    """How good the probabilities are; older results do not say it."""
+    scores_calibration: Calibration | None = None
+    """The same of the scores."""
     changed: str = ""
     """The settings that are not those which the protocol has now, in words."""
 
@@ -127,11 +131,17 @@ class Result:
 
 def read_result(path: Path) -> Result:
     data = read_json(path)
-    names = [field.name for field in fields(Result) if field.name not in ("scores", "changed")]
+    names = [field.name for field in fields(Result) if field.default is MISSING]
     try:
         result = from_dict(Result, {name: data[name] for name in names})
-        scores = Figure(data["scores"]["accuracy"], data["scores"]["ci95"]) if "scores" in data else None
-        return replace(result, scores=scores, changed=_changes(result, _config_of(path)))
+        scores = data.get("scores")
+        return replace(
+            result,
+            scores=Figure(scores["accuracy"], scores["ci95"]) if scores else None,
+            calibration=Calibration.of(data),
+            scores_calibration=Calibration.of(scores or {}),
+            changed=_changes(result, _config_of(path)),
+        )
     except KeyError as error:
         raise RunError(f"{path} is damaged or not a result of `npbml reproduce`: it has no {error}.") from None
     except (TypeError, SettingError) as error:

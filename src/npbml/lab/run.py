@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from npbml.data.draws import check_shape, fitting_shapes
 from npbml.data.image_data import ImageData, shown_to
 from npbml.data.request import Request
 from npbml.data.sets import open_data
@@ -26,6 +27,7 @@ from npbml.measures import MEASURES, Measure
 from npbml.nets.settings import smallest_image
 from npbml.parts import SCORERS
 from npbml.settings import from_dict
+from npbml.shapes import Shape, benchmark_shape, read_shapes
 from npbml.stages.observer import Observer
 from npbml.stages.setup import Setup
 from npbml.tensor_files import load_tensors
@@ -134,16 +136,34 @@ class Run:
             self.observer.said,
         )
 
+    @property
+    def benchmark(self) -> Shape:
+        """The shape of the run's tasks by its ways, shots and queries."""
+        return benchmark_shape(self.config.learner.ways, self.config.shots, self.config.queries)
+
     def source(self, learner: Learner, split: str) -> Source:
-        """Where the tasks of a split come from, for a learner."""
+        """Where the benchmark's tasks of a split come from, for a learner."""
         if not isinstance(self.data, ImageData):
             return SinusoidSource(learner, self.data, self.device)
         return self.task_source(learner, self.splits[split])
 
-    def task_source(self, learner: Learner, classes: ClassSet) -> TaskSource:
-        config, say = self.config, self.observer.said
-        precision = resolved(config.engine, self.device.type).precision
-        return TaskSource(learner, classes, config.shots, config.queries, precision, self._cache, say)
+    def sources(self, learner: Learner, split: str) -> list[Source]:
+        """Where the tasks come from that the learner is trained and validated on: one source for each shape."""
+        shapes = read_shapes(learner.settings.shapes)
+        if not shapes:
+            return [self.source(learner, split)]
+        classes, say = self.splits[split], self.observer.said
+        fitting = fitting_shapes(classes, shapes)
+        if not fitting:
+            check_shape(classes, shapes[0])
+        for shape in (shape for shape in shapes if shape not in fitting):
+            say(f"The {split} classes are too few or too small for tasks of the shape {shape}: it is left out.")
+        return [self.task_source(learner, classes, shape) for shape in fitting]
+
+    def task_source(self, learner: Learner, classes: ClassSet, shape: Shape | None = None) -> TaskSource:
+        """Tasks from some classes: those of the benchmark, or of another shape."""
+        precision = resolved(self.config.engine, self.device.type).precision
+        return TaskSource(learner, classes, shape or self.benchmark, precision, self._cache, self.observer.said)
 
     def foreign_classes(self, dataset: str) -> ClassSet:
         """The test classes of another data set, in the run's size, channels and normalisation."""

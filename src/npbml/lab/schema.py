@@ -131,6 +131,8 @@ def check_config(config: Config) -> None:
         )
     if target == "values" and config.train.augment:
         raise SettingError(f"train.augment is about images of classes: {config.dataset} has none.")
+    if target == "values" and config.train.temperature != "one":
+        raise SettingError(f"train.temperature is about probabilities of classes: {config.dataset} has none.")
     if config.pretrain.crop_size is not None and config.learner.net.embedding == "flatten":
         raise SettingError(
             "pretrain.crop_size has crops of another size than the images, and net.embedding=flatten depends on "

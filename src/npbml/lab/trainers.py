@@ -38,5 +38,5 @@ def _scorer_trainer(run: Run) -> Trainer:
 def _meta_trainer(run: Run, method: str) -> Trainer:
     config = method_config(run.config, method)
     learner = fresh_learner(run, config)
-    train, val = run.source(learner, "train"), run.source(learner, "val")
+    train, val = run.sources(learner, "train"), run.sources(learner, "val")
     return MetaTrainer(run.setup(config), config.train, method, learner, train, val, config.pretrain.augment)

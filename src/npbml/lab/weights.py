@@ -1,6 +1,7 @@
 """What the stages of a run have left: encoders, scorers and learners, read from their files."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from npbml.learner.file import take_tensors
 from npbml.learner.learner import Learner
 from npbml.learner.settings import ImageSpec
 from npbml.nets.network import Network
+from npbml.rule.settings import HeadSettings
 from npbml.settings import from_dict
 from npbml.stages.pretrain import pretrain_network, use_norms
 from npbml.tensor_files import load_tensors
@@ -31,7 +33,9 @@ def read_learner(run: Run, method: str, rank: int = 0) -> Learner:
             f"{path} is not there: train it with `npbml train --run {run.folder.path} --method {method}`."
         )
     tensors, about = load_tensors(path)
-    learner = Learner(config.learner, from_dict(ImageSpec, about["images"]), config.seed)
+    # Its file knows the temperature, which may have been chosen after meta-training.
+    head = from_dict(HeadSettings, about.get("settings", {}).get("head", {}), config.learner.head)
+    learner = Learner(replace(config.learner, head=head), from_dict(ImageSpec, about["images"]), config.seed)
     take_tensors(learner, tensors, path)
     return learner.to(run.device)
 

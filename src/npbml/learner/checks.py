@@ -15,13 +15,19 @@ def check_images(batch: Task, spec: ImageSpec, target: str) -> None:
         DataError: Wrong dimensions, channels or size; a number of labels that is not that of the images; values
             that are not finite; floats outside 0 to 1.
     """
-    for images, labels in ((batch.support_images, batch.support_labels), (batch.query_images, batch.query_labels)):
-        if images.dim() != 5 or images.shape[1] == 0:
+    parts: list[tuple[Tensor, Tensor | None]] = [
+        (batch.support_images, batch.support_labels),
+        (batch.query_images, batch.query_labels),
+    ]
+    if batch.unlabelled_images is not None:
+        parts.append((batch.unlabelled_images, None))
+    for images, labels in parts:
+        if images.dim() != 5 or (images.shape[1] == 0 and labels is not None):
             raise DataError(
                 "A task has images of shape [items, channels, height, width], at least one of them, not "
                 f"{list(images.shape[1:])}."
             )
-        if images.shape[:2] != labels.shape[:2]:
+        if labels is not None and images.shape[:2] != labels.shape[:2]:
             raise DataError(
                 f"A task has a label for each image: here are {images.shape[1]} images and labels of shape "
                 f"{list(labels.shape[1:])}."
@@ -31,7 +37,8 @@ def check_images(batch: Task, spec: ImageSpec, target: str) -> None:
                 f"This learner takes images of {spec.channels} channels and {spec.size}x{spec.size} pixels, not "
                 f"{list(images.shape[2:])}. FewShotClassifier resizes pictures of any kind."
             )
-        _check_values(images, target)
+        if images.numel():
+            _check_values(images, target)
 
 
 def _check_values(images: Tensor, target: str) -> None:

@@ -20,7 +20,7 @@ from npbml.learner.build import (
 )
 from npbml.learner.checks import check_images, check_labels
 from npbml.learner.names import from_file_names, to_file_names
-from npbml.learner.prepare import Prepared, prepare_tasks
+from npbml.learner.prepare import Counts, Prepared, prepare_tasks
 from npbml.learner.settings import ImageSpec, LearnerSettings, check_centred, check_learner
 from npbml.nets.functional import call_with, sharing_copy
 from npbml.nets.layers import Norm, initialise
@@ -84,13 +84,17 @@ class Learner(nn.Module):
         scored = settings.loss.has("needs_scores")
         self.scorer = make_scorer(settings, self.images, generator(seed, "relation")) if scored else None
         head = HEADS.get(settings.head.kind)
-        self.head: Head = head(self.network.width, settings.outputs, settings.head, settings.warp.head)
+        symmetric, outputs = settings.symmetric, settings.outputs
+        self.head: Head = head(
+            self.network.width, None if symmetric else outputs, settings.head, settings.warp.head
+        )
         self._adapted = adapted_names(self.network.tail, settings)
         self._by_step = per_step_names(self.network.tail) if settings.net.per_step_norm else []
-        start = self.start(settings.outputs)
-        self.loss = LearnedLoss(settings.loss, settings.outputs, len(start), steps, BASES[settings.target])
+        start = self.start(1 if symmetric else outputs)
+        base = BASES[settings.target]
+        self.loss = LearnedLoss(settings.loss, outputs, len(start), steps, base, symmetric)
         shapes = {name: tensor.shape for name, tensor in start.items()}
-        self.precondition = Precondition(settings.precondition, shapes, steps, settings.inner.lr)
+        self.precondition = Precondition(settings.precondition, shapes, steps, settings.inner.lr, symmetric)
         # Whether an inner step differs from another in more than its state.
         self.depends_on_step = bool(self._by_step) or self.precondition.per_step or settings.loss.has("per_step")
         self._begin_rule(generator(seed, "rule"))
@@ -133,7 +137,7 @@ class Learner(nn.Module):
 
     def prepare(self, task: Task, final_batch: str | None = None) -> Prepared:
         """The frozen work of one task, which is checked first."""
-        batch = Task(*(part.unsqueeze(0) for part in task))
+        batch = task.map(lambda part: part.unsqueeze(0))
         return unstack(self.prepare_batch(batch, final_batch))[0]
 
     def prepare_batch(self, batch: Task, final_batch: str | None = None) -> Prepared:
@@ -143,9 +147,12 @@ class Learner(nn.Module):
         if self.settings.target == "classes":
             outputs = check_labels(batch)
             self.check_ways(outputs)
-        images = torch.cat([batch.support_images, batch.query_images], 1)
-        queries = batch.query_images.shape[1]
-        return prepare_tasks(self, images, batch.support_labels, queries, outputs, final_batch=final_batch)
+        own_pool, queries = batch.unlabelled_images, batch.query_images.shape[1]
+        between = [] if own_pool is None else [own_pool]
+        images = torch.cat([batch.support_images, *between, batch.query_images], 1)
+        pool = queries if own_pool is None else own_pool.shape[1]
+        counts = Counts(images.shape[1], batch.support_labels.shape[1], pool, queries)
+        return prepare_tasks(self, images, batch.support_labels, counts, outputs, final_batch=final_batch)
 
     def outer(self, progress: float) -> Outer:
         """The outer objective when `progress`, in 0 to 1, of the meta-steps are done."""
@@ -175,7 +182,9 @@ class Learner(nn.Module):
         """Query logits of one task after adaptation, from its frozen work."""
         fixed = self.modulations(prepared)
         theta = self.trajectory(prepared, fixed)[-1]
-        return self.query_logits(theta, prepared, fixed, self.test_steps - 1)
+        logits = self.query_logits(theta, prepared, fixed, self.test_steps - 1)
+        temperature = self.settings.head.temperature
+        return logits if temperature == 1.0 else logits / temperature
 
     def task_loss(self, prepared: Prepared, query_labels: Tensor, outer: Outer | None = None) -> Tensor:
         """L_meta of one task; by the objective at the end of meta-training, if none is given."""
@@ -216,7 +225,7 @@ class Learner(nn.Module):
             early = exact is not None and step < steps - exact
             state = adaptation.step(state, prepared, step, 1 if early else order)
             points.append(state.theta)
-        if self.loss.critic is not None:
+        if self.loss.critic is not None and prepared.scores.shape[-2]:
             state = begin(state.theta, self.settings.inner)
             for step in range(self.settings.loss.critic_steps):
                 state = adaptation.step(state, prepared, step, order, norm_step=steps - 1)
@@ -243,6 +252,9 @@ class Learner(nn.Module):
             if norm_step is None or self.loss.critic is None:
                 terms = self.inner_terms(theta, prepared, fixed, step)
                 return sum(terms.values(), prepared.labels.new_zeros(()))
+            if self.settings.independent and self.settings.inner.batch == "joint":
+                logits = self._forward(theta, prepared.inner, fixed, norm_step)
+                return self.loss.critic(logits[len(prepared.labels) :])
             return self.loss.critic(self.query_logits(theta, prepared, fixed, norm_step))
 
         return inner_step(loss, state, self.settings.inner, self.precondition, prepared.noise, step, order)
@@ -309,7 +321,7 @@ class Learner(nn.Module):
 
     def query_logits(self, theta: Parameters, prepared: Prepared, fixed: Modulations, step: int) -> Tensor:
         """The query logits at theta, [query, outputs], with the batch norm of a step."""
-        return self._forward(theta, prepared.final, fixed, step)[-len(prepared.scores) :]
+        return self._forward(theta, prepared.final, fixed, step)[-len(prepared.queries) :]
 
     def target(self, labels: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """[..., n, outputs]: labels [..., n] one-hot, or values [..., n] as they are"""
@@ -382,7 +394,7 @@ class Learner(nn.Module):
             "warp of the logits": self.settings.warp.head,
             "preconditioner": self.precondition.fixes_ways,
         }
-        if any(slots.values()) and ways != self.settings.ways:
+        if any(slots.values()) and ways != self.settings.ways and not self.settings.symmetric:
             part = next(name for name, there in slots.items() if there)
             raise DataError(
                 f"This learner's {part} has a slot for each of {self.settings.ways} classes; the task has {ways}. "

@@ -17,6 +17,7 @@ from npbml.threads import each_in_a_thread
 if TYPE_CHECKING:
     from npbml.learner.learner import Learner
 
+Ranges = tuple[tuple[int, int], ...]  # of items: from the first to before the last, one after another
 Known = Mapping[str, Tensor]  # what `cacheable_features` has made of the items of a task, or of tasks, by name
 
 
@@ -26,8 +27,35 @@ class Prepared(NamedTuple):
     inner: Tensor  # [items of the inner batch, filters, h, w], support first
     final: Tensor  # [items of the final batch, filters, h, w], query last
     labels: Tensor  # [support, outputs]: one-hot, or values
-    scores: Tensor  # [query, ways], or [query, 0] where no loss asks for them
+    scores: Tensor  # [unlabelled, ways], or [unlabelled, 0] where no loss asks for them
     noise: Tensor  # uniform in (0, 1), as many as the preconditioner asks for
+    queries: Tensor  # [query, 0]: no numbers, but as many rows as there are query items
+
+
+class Counts(NamedTuple):
+    """How many items of a task are support, pool and queries, in this order.
+
+    The queries are the last items. Where they overlap the pool, its items are predicted too: in the paper's
+    setting the queries are the pool.
+    """
+
+    items: int
+    support: int
+    pool: int
+    queries: int
+
+    @classmethod
+    def of_queries(cls, support: int, queries: int) -> "Counts":
+        """Those of the paper's setting, where the queries are the pool."""
+        return cls(support + queries, support, queries, queries)
+
+    def ranges(self, inner_batch: str, final_batch: str) -> tuple[Ranges, Ranges]:
+        """The items of the inner and of the final batch."""
+        support, query, every = (0, self.support), (self.items - self.queries, self.items), (0, self.items)
+        inner = (0, self.support + self.pool) if inner_batch == "joint" else support
+        if final_batch == "query":
+            return (inner,), (query,)
+        return (inner,), (every,) if query[0] == self.support else (support, query)
 
 
 class Cacheable(NamedTuple):
@@ -91,7 +119,7 @@ def prepare_tasks(
     learner: "Learner",
     images: Tensor | None,
     support_labels: Tensor,
-    queries: int,
+    counts: Counts,
     outputs: int,
     known: Known | None = None,
     final_batch: str | None = None,
@@ -100,33 +128,33 @@ def prepare_tasks(
 
     Args:
         learner: Whose networks do it.
-        images: [tasks, items, channels, height, width], the support before the query; None where all that is made
-            of them is known.
+        images: [tasks, items, channels, height, width]: support, pool, queries; None where all that is made of
+            them is known.
         support_labels: [tasks, support].
-        queries: Query items of a task.
+        counts: How many of the items are support, pool and queries.
         outputs: Of the head, the number of classes.
         known: What `cacheable_features` has made of the images, [tasks, items, ...].
         final_batch: In the place of inner.final_batch.
     """
-    known, (tasks, count), inner = known or {}, support_labels.shape, learner.settings.inner
-    dtype, scored = learner.mean.dtype, learner.scorer is not None
-    parts = {"joint": slice(None), "support": slice(count), "query": slice(count, None)}
-    batches = inner.batch, final_batch or inner.final_batch
-    wanted = tuple(dict.fromkeys(batches))  # once, where both batches are the joint one
-    features = known.get("features")
+    known, tasks, inner = known or {}, len(support_labels), learner.settings.inner
+    dtype, scored = learner.mean.dtype, learner.scorer is not None and counts.pool > 0
+    batches = counts.ranges(inner.batch, final_batch or inner.final_batch)
+    wanted = tuple(dict.fromkeys(batches))  # once, where both batches are the same
+    features, seen_by_rule = known.get("features"), counts.support + counts.pool
 
     def one(task: int) -> tuple[Tensor, ...]:
         """The stem's features of a task's batches, where they are not known, and its scores."""
         seen = None if images is None else normalised(learner, images[task])
-        made: dict[str, Tensor] = {}
+        made: dict[Ranges, Tensor] = {}
         if features is None:
             assert seen is not None
-            made = {name: stem_features(learner, seen[parts[name]]) for name in wanted}
+            made = {ranges: stem_features(learner, taken(seen, ranges)) for ranges in wanted}
         if not scored:
             return tuple(made.values())
-        joint = made.get("joint") if features is None else features[task].to(dtype)
-        own = {name: values[task] for name, values in known.items()}
-        return *made.values(), _scores(learner, seen, joint, support_labels[task], outputs, own)
+        every = made.get(((0, seen_by_rule),)) if features is None else features[task, :seen_by_rule].to(dtype)
+        own = {name: values[task, :seen_by_rule] for name, values in known.items()}
+        seen = None if seen is None else seen[:seen_by_rule]
+        return *made.values(), _scores(learner, seen, every, support_labels[task], outputs, own)
 
     found: tuple[Tensor, ...] = ()
     if features is None or scored:
@@ -134,23 +162,31 @@ def prepare_tasks(
         every, on_cpu = [(task,) for task in range(tasks)], support_labels.device.type == "cpu"
         found = restack(each_in_a_thread(one, every, on_cpu))
     if features is not None:
-        made = {name: features[:, parts[name]].to(dtype).contiguous() for name in wanted}
+        made = {ranges: taken(features, ranges, 1).to(dtype).contiguous() for ranges in wanted}
     else:
         made = dict(zip(wanted, found, strict=False))
+    empty = outputs if learner.scorer is not None else 0
     return Prepared(
         inner=made[batches[0]],
         final=made[batches[1]],
         labels=learner.target(support_labels, outputs, dtype),
-        scores=found[-1] if scored else learner.mean.new_zeros(tasks, queries, 0),
+        scores=found[-1] if scored else learner.mean.new_zeros(tasks, counts.pool, empty),
         # Without a draw the middle of the range: of random masks, the likelier value.
         noise=learner.mean.new_full((tasks, learner.precondition.noise), 0.5),
+        queries=learner.mean.new_zeros(tasks, counts.queries, 0),
     )
+
+
+def taken(items: Tensor, ranges: Ranges, dimension: int = 0) -> Tensor:
+    """Ranges of items, one after another."""
+    parts = [items.narrow(dimension, first, end - first) for first, end in ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dimension)
 
 
 def _scores(
     learner: "Learner", seen: Tensor | None, joint: Tensor | None, labels: Tensor, outputs: int, known: Known
 ) -> Tensor:
-    """The scores of a task's query items; `joint` are the stem's features of all items, where they are known."""
+    """The scores of a task's pool; `joint` are the stem's features of support and pool, where they are known."""
     assert learner.scorer is not None
     if not learner.scorer.embeds:
         assert seen is not None

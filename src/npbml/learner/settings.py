@@ -18,6 +18,7 @@ from npbml.rule.settings import (
 )
 from npbml.scorers.settings import ScorerSettings
 from npbml.settings import group, setting
+from npbml.shapes import read_shapes
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,11 @@ class LearnerSettings:
     """What is learned: classes, by cross-entropy, or a value, by squared error."""
     ways: int = setting(5, low=2)
     """Classes in a task, N."""
+    shapes: tuple[str, ...] = setting(())
+    """Shapes of the tasks that it is trained and validated on, such as 5x1 5x1+75 10x~3+~50 (docs/method.md); one
+    is drawn at each meta-step. If none is given: tasks of `ways`, and of the shots and queries of the run."""
+    symmetric: bool = setting(False)
+    """Parts with a slot for each class have their class-symmetric form: for any number of classes."""
     net: NetworkSettings = group(NetworkSettings)
     head: HeadSettings = group(HeadSettings)
     precondition: PreconditionSettings = group(PreconditionSettings)
@@ -64,6 +70,13 @@ class LearnerSettings:
     outer: OuterSettings = group(OuterSettings)
     init: InitSettings = group(InitSettings)
     scorer: ScorerSettings = group(ScorerSettings, was="relation")
+
+    @property
+    def independent(self) -> bool:
+        """Whether each query is answered by itself: by the adapted parameters and statistics of pre-training."""
+        running = self.net.stem_norm == self.net.tail_norm == "running"
+        by_item = not self.film.enabled or self.film.conditioning == "item" or self.film.refresh == "task"
+        return running and by_item and not self.head.centred
 
     @property
     def outputs(self) -> int:
@@ -79,7 +92,8 @@ def scoring_encoder(settings: LearnerSettings) -> LearnerSettings:
 
 def check_learner(settings: LearnerSettings) -> None:
     """Refuse combinations of settings that make no sense."""
-    for check in (_check_network, _check_adapted, _check_rule, _check_loss, _check_outer):
+    _check_network(settings)
+    for check in (_check_symmetric, _check_adapted, _check_rule, _check_loss, _check_outer, _check_shapes):
         check(settings)
 
 
@@ -116,10 +130,47 @@ def _check_network(settings: LearnerSettings) -> None:
         raise SettingError("net.per_step_norm learns batch norm's scale and shift: it needs net.affine=meta.")
 
 
+def _check_symmetric(settings: LearnerSettings) -> None:
+    """Refuse what has a slot for each class and no class-symmetric form."""
+    if not settings.symmetric:
+        return
+    if settings.target == "values":
+        raise SettingError("symmetric is about classes, and target=values has none: set symmetric=false.")
+    inner, chain = settings.inner, settings.precondition.chain
+    if HEADS.fact(settings.head.kind, "fixes_ways"):
+        remedy = "set head.kind=unicorn"
+        if inner.layers == "body":
+            remedy = "and inner.layers=body needs one, as its head does not adapt: set symmetric=false"
+        raise SettingError(
+            f"head.kind={settings.head.kind} has a row for each class, which has no symmetric form: {remedy}."
+        )
+    for name in settings.loss.active:
+        if LOSS_TERMS.fact(name, "fixes_ways") and LOSS_TERMS.fact(name, "symmetric") is None:
+            other = {"inductive": "symmetric_support", "transductive": "symmetric_query"}.get(name)
+            raise SettingError(
+                f"loss.{name} has a slot for each class, and symmetric=true is for any number of them: set "
+                f"loss.{name}=false" + (f" and loss.{other}=true." if other else ".")
+            )
+    for kind in chain:
+        fact = PRECONDITIONERS.part(kind).facts
+        if inner.layers != "body" and fact["fits_shapes"] and fact["symmetric"] is None:
+            raise SettingError(
+                f"precondition.chain has {kind}, which counts the head's rows and has no symmetric form: leave it "
+                "out, or set symmetric=false."
+            )
+        if fact["masks_units"] and (inner.layers == "head" or _tail(settings) == 0):
+            raise SettingError(
+                f"precondition.chain has {kind}, whose symmetric form masks no unit of the head, and nothing else "
+                "adapts: leave it out."
+            )
+
+
 def _check_adapted(settings: LearnerSettings) -> None:
     inner, tail = settings.inner, _tail(settings)
     if inner.layers == "body" and tail == 0:
         raise SettingError("inner.layers=body leaves nothing to adapt: every block is frozen.")
+    if settings.head.temperature != 1.0 and settings.target == "values":
+        raise SettingError("head.temperature is about probabilities of classes; target=values has none.")
     alike = HEADS.fact(settings.head.kind, "alike") and settings.target == "classes"
     if inner.layers == "body" and alike:
         raise SettingError(
@@ -200,7 +251,9 @@ def _check_loss(settings: LearnerSettings) -> None:
                 f"scorer.enlarge={scorer.enlarge:g} makes an image's maps larger, and net.embedding=flatten "
                 "depends on their size: set net.embedding=mean or scorer.enlarge=1."
             )
-    if loss.balanced and not (loss.symmetric_support or loss.symmetric_query):
+    of_pairs = loss.symmetric_support or loss.symmetric_query
+    of_pairs |= settings.symmetric and (loss.has("symmetric") or loss.critic_steps > 0)
+    if loss.balanced and not of_pairs:
         raise SettingError("loss.balanced is an input of the symmetric networks: set loss.symmetric_query=true.")
     if loss.share and not (loss.inductive and loss.transductive):
         raise SettingError("loss.share needs both loss.inductive and loss.transductive.")
@@ -230,6 +283,20 @@ def _check_outer(settings: LearnerSettings) -> None:
             "outer.order=1 stops the gradient at every inner step, so that a learned loss learns nothing: set "
             "outer.order=2 or switch its terms off."
         )
+
+
+def _check_shapes(settings: LearnerSettings) -> None:
+    if not read_shapes(settings.shapes):
+        return
+    if settings.target == "values":
+        raise SettingError("shapes are those of tasks with classes; target=values has none.")
+    if not settings.independent:
+        raise SettingError(
+            "With shapes, each query is answered by itself: set net.stem_norm=running, net.tail_norm=running and "
+            "head.centred=false, and film.conditioning=item or film.refresh=task."
+        )
+    if settings.loss.critic_steps and settings.inner.batch != "joint":
+        raise SettingError("With shapes, the critic judges unlabelled items: set inner.batch=joint.")
 
 
 def _tail(settings: LearnerSettings) -> int:

@@ -10,8 +10,17 @@ from rich.table import Table
 from rich.text import Text
 
 from npbml.lab.records import paired
-from npbml.measures import ACCURACY, Measure
-from npbml.report.words import best_of, duration, heading, measure_of, task_words, with_interval
+from npbml.measures import ACCURACY, Calibration, Measure
+from npbml.report.words import (
+    CALIBRATION,
+    best_of,
+    calibration_texts,
+    duration,
+    heading,
+    measure_of,
+    task_words,
+    with_interval,
+)
 
 Row = dict[str, Any]
 
@@ -52,12 +61,18 @@ def comparison_title(rows: Sequence[Row]) -> str:
 
 
 def comparison_table(rows: Sequence[Row]) -> RenderableType:
-    """A row for each method: validation at the start, test, difference to the first, and what it costs."""
+    """A row for each method: validation at the start, test, difference to the first, of classes two figures of the
+    probabilities, and what it costs."""
     measure, best = measure_of(next((row for row in rows if "failed" not in row), {})), best_of(rows)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)  # it fills 80 columns
     table.add_column("method", overflow="fold")
     first = rows[0]["method"]
-    for name in ("validation\nat start", heading(measure), f"minus\n{first}", "ms a\nstep", "trained\nin"):
+    calibrated = CALIBRATION if measure is ACCURACY else ()
+    for name in (
+        *("start,\nval.", heading(measure), f"minus\n{first}"),
+        *(name.replace(" ", "\n") for name in calibrated),
+        *("ms a\nstep", "trained\nin"),
+    ):
         table.add_column(name, justify="right")
     for row in rows:
         style = "bold" if row is best else None
@@ -75,6 +90,7 @@ def _cells(row: Row, measure: Measure) -> list[str]:
         f"{row['start']:.{digits}f}" if "start" in row else "",
         with_interval(measure, row[measure.name], row["ci95"]),
         with_interval(measure, difference["mean"], difference["ci95"], signed=True) if difference else "",
+        *(calibration_texts(Calibration.of(row)) if measure is ACCURACY else ()),
         milliseconds(row["step_ms"]) if "step_ms" in row else "",
         duration(seconds) if seconds is not None else "",
     ]

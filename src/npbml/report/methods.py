@@ -48,7 +48,7 @@ def _start(config: LearnerSettings) -> str:
     if config.head.copy == "value":
         word += " but of the head"
     elif HEADS.fact(config.head.kind, "alike") and config.target == "classes":
-        word += " with one head row for all classes"
+        word += " with one head row"
     if config.net.per_step_norm:
         return f"{word} + norms per step"
     return f"{word} + norms" if config.net.affine in ("meta", "inner") else word
@@ -72,10 +72,10 @@ def _losses(config: LearnerSettings) -> list[str]:
     if loss.share:
         words.append("one loss network for S and Q")
         words += ["R"] if loss.regulariser else []
+    elif loss.symmetric_support or loss.symmetric_query:
+        words.append("loss networks of pairs")
     elif loss.inductive or loss.transductive or loss.regulariser:
         words.append("loss networks")
-    if loss.symmetric_support or loss.symmetric_query:
-        words.append("loss networks of pairs")
     if loss.has("per_step"):
         words.append("loss networks per step")
     words += [name for name in loss.terms if LOSS_TERMS.fact(name, "learned")]

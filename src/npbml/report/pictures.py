@@ -97,7 +97,7 @@ def draw_waves(learner: Learner, waves: Sinusoids, seed: int, tasks: int = 3) ->
         known = waves.task(wave.unsqueeze(0))
         every = torch.cat([wave[:2], known.support_images.flatten(), places])
         task = waves.task(every.unsqueeze(0))
-        task = Task(*(part[0] for part in task))
+        task = task.map(lambda part: part[0])
         axis.plot(places, task.query_labels, color=QUIET, lw=3, alpha=0.5, label="wave")
         for name, values in before_and_after(learner, task).items():
             styles = {"before": {"color": INK, "ls": "--", "lw": 1.2}, "after": {"color": ACCENT, "lw": 1.8}}

@@ -1,6 +1,6 @@
 """The paper's tables beside ours: in Markdown, in HTML and in a terminal."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
 
@@ -10,10 +10,9 @@ from rich.text import Text
 
 from npbml.lab.paper import TableCell, paper_tables
 from npbml.lab.reproduce import Result
-from npbml.measures import ACCURACY, Figure
-from npbml.report.words import with_interval
+from npbml.measures import ACCURACY, Calibration, Figure
+from npbml.report.words import CALIBRATION, NONE, calibration_texts, with_interval
 
-NONE = "-"
 LEGEND = (
     "Accuracy in percent on tasks of the test classes. Ours is the mean of the seeds, with the 95 % interval over "
     "the test tasks of all of them; where there are several seeds, the best is above the worst by what stands in "
@@ -26,6 +25,13 @@ COLUMNS = (
     *("ours", SCORES, "seeds", "tasks", "paper"),
 )
 DIFFERENCE = "ours minus paper"
+CALIBRATION_TITLE = "Calibration"
+CALIBRATION_LEGEND = (
+    "How good the probabilities are, over all query images of all test tasks: the negative log-likelihood (NLL), "
+    "in nats, and the expected calibration error (ECE) in percent, over 15 equal bins of the highest probability. "
+    "Less is better. Ours is the mean of the seeds; the paper has no such figures."
+)
+CALIBRATION_COLUMNS = (*COLUMNS[:6], *CALIBRATION, *(f"{SCORES}, {name}" for name in CALIBRATION), "seeds")
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,16 @@ class Line:
         """The same of the scores alone, where every result has them."""
         found = [result.scores for result in self.results if result.scores]
         return over_seeds(found) if len(found) == len(self.results) else None
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The means of the seeds, where every result has them."""
+        return mean_calibration([result.calibration for result in self.results])
+
+    @property
+    def scores_calibration(self) -> Calibration | None:
+        """The same of the scores alone."""
+        return mean_calibration([result.scores_calibration for result in self.results])
 
     @property
     def difference(self) -> Figure | None:
@@ -73,6 +89,21 @@ class Line:
         ours = shown(self.ours) + self.spread
         values = (*where, ours, shown(self.scores), str(seeds or NONE), self.tasks, shown(cell.paper))
         return dict(zip(COLUMNS, values, strict=True)) | {DIFFERENCE: shown(self.difference, signed=True)}
+
+    def calibration_row(self) -> dict[str, str]:
+        """What stands in each column of the table of calibration."""
+        texts = self.texts()
+        figures = (*calibration_texts(self.calibration), *calibration_texts(self.scores_calibration))
+        values = (*(texts[name] for name in COLUMNS[:6]), *figures, texts["seeds"])
+        return dict(zip(CALIBRATION_COLUMNS, values, strict=True))
+
+
+def mean_calibration(found: Sequence[Calibration | None]) -> Calibration | None:
+    """The mean of each figure, where all are known."""
+    known = [one for one in found if one is not None]
+    if not known or len(known) < len(found):
+        return None
+    return Calibration(*(sum(figures) / len(known) for figures in zip(*known, strict=True)))
 
 
 def over_seeds(figures: Sequence[Figure]) -> Figure | None:
@@ -126,11 +157,22 @@ def sections(results: Sequence[Result]) -> dict[str, list[Line]]:
     return found | ({"In no table of the paper": lines_of(others, results)} if others else {})
 
 
+def calibrated_lines(lines: Iterable[Line]) -> list[Line]:
+    """Those of which it is known how good the probabilities are; a cell that is in several tables, once."""
+    once: dict[object, Line] = {}
+    for line in lines:
+        once.setdefault((line.cell.key, line.protocol), line)
+    return [line for line in once.values() if line.calibration]
+
+
 def markdown(results: Sequence[Result]) -> str:
     """One document with every table."""
     parts = ["# The paper's tables, and ours", LEGEND]
     for title, lines in sections(results).items():
         parts += [f"## {title}", "\n".join(markdown_table(lines, columns_of(lines)))]
+    found = calibrated_lines(line for lines in sections(results).values() for line in lines)
+    if found:
+        parts += [f"## {CALIBRATION_TITLE}", CALIBRATION_LEGEND, "\n".join(calibration_markdown(found))]
     return "\n\n".join([*parts, *notes(results)]) + "\n"
 
 
@@ -141,7 +183,15 @@ def columns_of(lines: Sequence[Line]) -> list[str]:
 
 
 def markdown_table(lines: Sequence[Line], columns: Sequence[str]) -> list[str]:
-    rows = [[line.texts()[name].replace("|", "\\|") for name in columns] for line in lines]
+    return _markdown([line.texts() for line in lines], columns)
+
+
+def calibration_markdown(lines: Sequence[Line]) -> list[str]:
+    return _markdown([line.calibration_row() for line in lines], CALIBRATION_COLUMNS)
+
+
+def _markdown(texts: Sequence[Mapping[str, str]], columns: Sequence[str]) -> list[str]:
+    rows = [[row[name].replace("|", "\\|") for name in columns] for row in texts]
     return [f"| {' | '.join(row)} |" for row in [list(columns), ["---"] * len(columns), *rows]]
 
 
@@ -156,7 +206,9 @@ def summary(results: Sequence[Result]) -> list[str]:
     below = [part for note in notes(used) for part in ("", note)]
     lines = [line for line in lines_of(cells, used) if line.results or line.cell.paper]
     columns = [name for name in columns_of(lines) if name not in ("row", "method")]
-    return ["NPBML, 5-way. " + LEGEND, "", *markdown_table(lines, columns), *below]
+    found = calibrated_lines(lines)
+    calibration = ["", CALIBRATION_LEGEND, "", *calibration_markdown(found)] if found else []
+    return ["NPBML, 5-way. " + LEGEND, "", *markdown_table(lines, columns), *calibration, *below]
 
 
 def terminal_tables(results: Sequence[Result]) -> RenderableType:
@@ -166,6 +218,9 @@ def terminal_tables(results: Sequence[Result]) -> RenderableType:
         found = [line for line in lines if line.results]
         if found:
             parts += [Text(title), terminal_table(found), ""]
+    calibrated = calibrated_lines(line for lines in sections(results).values() for line in lines)
+    if calibrated:
+        parts += [Text(CALIBRATION_TITLE), terminal_calibration(calibrated), ""]
     return Group(*parts, *map(Text, notes(results)))
 
 
@@ -180,6 +235,16 @@ def terminal_table(lines: Sequence[Line]) -> Table:
             mean(line.cell.paper),
             mean(line.difference, signed=True),
         )
+    return table
+
+
+def terminal_calibration(lines: Sequence[Line]) -> Table:
+    """How good the probabilities are; those of the scores alone stand in the documents."""
+    table = plain_table("row", "data set", "net", "shots", "protocol", *CALIBRATION, "seeds")
+    for line in lines:
+        texts = line.calibration_row()
+        names = ("row", "data set", "network", "shots", "protocol", *CALIBRATION, "seeds")
+        table.add_row(*(Text(texts[name]) for name in names))
     return table
 
 

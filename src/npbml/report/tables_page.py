@@ -4,7 +4,17 @@ from collections.abc import Sequence
 from html import escape
 
 from npbml.lab.reproduce import Result
-from npbml.report.tables import LEGEND, Line, columns_of, notes, sections
+from npbml.report.tables import (
+    CALIBRATION_COLUMNS,
+    CALIBRATION_LEGEND,
+    CALIBRATION_TITLE,
+    LEGEND,
+    Line,
+    calibrated_lines,
+    columns_of,
+    notes,
+    sections,
+)
 from npbml.report.tables_picture import picture_of
 
 STYLE = """
@@ -23,6 +33,11 @@ def html(results: Sequence[Result]) -> str:
         parts += [f"<h2>{escape(title)}</h2>", _html_table(lines)]
         if any(line.results for line in lines):
             parts.append(f'<img alt="{escape(title)}, ours and the paper\'s" src="{picture_of(lines)}">')
+    found = calibrated_lines(line for lines in sections(results).values() for line in lines)
+    if found:
+        rows = [_row("td", list(line.calibration_row().values())) for line in found]
+        parts += [f"<h2>{CALIBRATION_TITLE}</h2>", f"<p>{escape(CALIBRATION_LEGEND)}</p>"]
+        parts.append("\n".join(["<table>", _row("th", CALIBRATION_COLUMNS), *rows, "</table>"]))
     title = "The paper's tables, and ours"
     return "\n".join(
         [
@@ -37,8 +52,13 @@ def html(results: Sequence[Result]) -> str:
 
 def _html_table(lines: Sequence[Line]) -> str:
     columns = columns_of(lines)
-    rows = [f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in columns)}</tr>"]
+    rows = [_row("th", columns)]
     for line in lines:
-        cells = "".join(f"<td>{escape(line.texts()[name])}</td>" for name in columns)
-        rows.append(f"<tr>{cells}</tr>" if line.results else f'<tr class="none">{cells}</tr>')
+        texts = line.texts()
+        rows.append(_row("td", [texts[name] for name in columns], "" if line.results else ' class="none"'))
     return "\n".join(["<table>", *rows, "</table>"])
+
+
+def _row(cell: str, texts: Sequence[str], attributes: str = "") -> str:
+    cells = "".join(f"<{cell}>{escape(text)}</{cell}>" for text in texts)
+    return f"<tr{attributes}>{cells}</tr>"

@@ -4,13 +4,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from npbml.measures import Figure
-from npbml.report.words import best_of, duration, heading, measure_of, task_words, with_interval
+from npbml.measures import ACCURACY, Calibration, Figure
+from npbml.report.words import (
+    CALIBRATION,
+    best_of,
+    calibration_texts,
+    duration,
+    heading,
+    measure_of,
+    task_words,
+    with_interval,
+)
 from npbml.stages.observer import Observer
 
 
@@ -118,7 +128,10 @@ class _Rate(ProgressColumn):
 def results_table(
     records: Sequence[Mapping[str, Any]], paired_difference: Callable[[str, str, str], Figure | None]
 ) -> Table:
-    """The result of every method, and by how much the first is better than the others on the same tasks."""
+    """The result of every method, and by how much the first is better than the others on the same tasks.
+
+    Of classes with two figures of the probabilities; older records lack them.
+    """
     first, best = records[0], best_of(records)
     measure = measure_of(first)
     sign = -1 if measure.lower else 1
@@ -128,10 +141,17 @@ def results_table(
             f"{first['protocol']} protocol, seed {first['seed']}"
         ),
         title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+        pad_edge=False,
     )
-    table.add_column("method")
+    calibrated = measure is ACCURACY
+    table.add_column("method", overflow="fold")
     table.add_column(heading(measure), justify="right")
-    table.add_column(f"{first['method']} is {'below' if measure.lower else 'above'} by", justify="right")
+    table.add_column(f"{first['method']} is\n{'below' if measure.lower else 'above'} by", justify="right")
+    for name in CALIBRATION if calibrated else ():
+        table.add_column(name, justify="right")
     table.add_column("tasks", justify="right")
     table.add_column("trained in", justify="right")
     for record in records:
@@ -143,6 +163,7 @@ def results_table(
             record["method"],
             with_interval(measure, record[measure.name], record["ci95"]) if measure.name in record else "",
             with_interval(measure, sign * difference.mean, difference.ci95, signed=True) if difference else "",
+            *(calibration_texts(Calibration.of(record)) if calibrated else ()),
             str(record.get("tasks", "")),
             duration(sum(seconds)) if seconds else "",
             style="bold" if record is best else None,

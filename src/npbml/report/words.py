@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from npbml.measures import ACCURACY, MEASURES, Measure
+from npbml.measures import ACCURACY, MEASURES, Calibration, Measure
 from npbml.parts import DATASETS
 
 
@@ -28,6 +28,17 @@ def with_interval(measure: Measure, mean: float, ci95: float, signed: bool = Fal
 def heading(measure: Measure) -> str:
     """The name of the measure, and its unit."""
     return "accuracy, %" if measure is ACCURACY else measure.name
+
+
+NONE = "-"
+CALIBRATION = ("NLL", "ECE, %")  # headings
+
+
+def calibration_texts(found: Calibration | None) -> tuple[str, str]:
+    """What stands below the headings: 0.512 and 3.21, or dashes where nothing is known."""
+    if found is None:
+        return NONE, NONE
+    return f"{found.nll:.{3 if found.nll < 10 else 2}f}", f"{found.ece:.2f}"
 
 
 def best_of(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from npbml.nets.layers import initialise
 from npbml.rule.descend import Parameters
 from npbml.rule.loss import Items, Sizes
+from npbml.rule.pairs import INPUTS, UNLABELLED, pair_inputs
 from npbml.rule.settings import LossSettings
 
 EPS = 1e-12
@@ -25,7 +26,7 @@ class AdaptiveLoss(nn.Module):
         self.k, self.c = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
 
     def forward(self, items: Tensor, state: Tensor) -> Tensor:
-        """items [n, inputs] and the state [state] of the task -> their mean loss, a scalar"""
+        """items [..., inputs] and the state [state] of the task -> their mean loss, a scalar"""
         multipliers, offsets = self.adapter(state).chunk(2)
         phi = (self.hidden.weight, self.hidden.bias, self.last.weight, self.last.bias)
         scales, shifts = (1 + self.k * multipliers).unbind(), (self.c * offsets).unbind()
@@ -71,6 +72,46 @@ class AdaptiveQuery(PerStep):
 
     def forward(self, items: Items) -> Tensor:
         return self[items.step](*query_inputs(items.theta, items.query))
+
+
+class SymmetricAdaptiveSupport(PerStep):
+    """L^S_j, on pairs of a support item and a class: for any number of classes."""
+
+    per_step = needs_classes = True
+
+    def __init__(self, sizes: Sizes, settings: LossSettings) -> None:
+        super().__init__(sizes.tensors + 1 + INPUTS + settings.balanced, sizes.tensors + 1, sizes.steps)
+        self.balanced = settings.balanced
+
+    def forward(self, items: Items) -> Tensor:
+        state = torch.cat([items.base.mean().unsqueeze(0), means(items.theta)])
+        pairs = pair_inputs(items.support, items.labels, items.base, self.balanced)
+        return sum_over_classes(self[items.step], with_state(state, pairs), standardise(state))
+
+
+class SymmetricAdaptiveQuery(PerStep):
+    """L^Q_j, on pairs of a query item and a class: for any number of classes."""
+
+    per_step = needs_query = needs_classes = True
+
+    def __init__(self, sizes: Sizes, settings: LossSettings) -> None:
+        inputs = sizes.tensors + UNLABELLED + settings.balanced
+        super().__init__(inputs, inputs, sizes.steps)
+        self.balanced = settings.balanced
+
+    def forward(self, items: Items) -> Tensor:
+        pairs = with_state(means(items.theta), pair_inputs(items.query, balanced=self.balanced))
+        return sum_over_classes(self[items.step], pairs, pairs.mean((0, 1)))
+
+
+def with_state(state: Tensor, pairs: Tensor) -> Tensor:
+    """state [state] beside each of pairs [n, ways, inputs]: [n, ways, state + inputs], standardised"""
+    return standardise(torch.cat([state.expand(*pairs.shape[:2], -1), pairs], -1))
+
+
+def sum_over_classes(loss: nn.Module, pairs: Tensor, state: Tensor) -> Tensor:
+    """The mean over items of the sum over classes of a loss of pairs [n, ways, inputs]"""
+    return pairs.shape[1] * loss(pairs, state)
 
 
 def support_inputs(base: Tensor, theta: Parameters, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

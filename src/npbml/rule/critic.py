@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from npbml.nets.layers import Norm
+from npbml.nets.layers import Norm, initialise
+from npbml.rule.pairs import UNLABELLED, pair_inputs
 
 BLOCKS, CHANNELS, HIDDEN = 5, 8, 16
 
@@ -52,3 +53,32 @@ class Critic(nn.Module):
                     hidden = isinstance(part, nn.Linear) and part is not self.layers[-1]
                     scale = part.weight[0].numel() ** -0.5 if hidden else std
                     part.weight.normal_(0.0, scale, generator=generator)
+
+
+class SymmetricCritic(nn.Module):
+    """C(z) = (1 / m) sum_i sum_c c(x_ic), of each pair of a query item and a class: for any number of classes.
+
+    x_ic is what the symmetric losses see of a pair (rule/pairs.py), but for label and loss: a query item has none.
+    c: 16, ReLU, 16, ReLU, 1. The sum over items is a mean here, as there may be any number of them too.
+    """
+
+    def __init__(self, balanced: bool = False) -> None:
+        super().__init__()
+        self.balanced = balanced
+        sizes = (UNLABELLED + balanced, HIDDEN, HIDDEN, 1)
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """query logits [m, ways] -> their loss, a scalar"""
+        x = pair_inputs(logits, balanced=self.balanced)
+        *hidden, last = self.layers
+        for layer in hidden:
+            x = F.relu(layer(x))
+        return last(x).sum(1).mean()
+
+    def begin(self, std: float, generator: torch.Generator) -> None:
+        """Weights as those of `Critic`: hidden ones ~ N(0, 1 / inputs), the last ones ~ N(0, std^2); biases 0."""
+        initialise(self, std, generator)
+        for layer in list(self.layers)[:-1]:
+            weight: Tensor = layer.weight  # type: ignore[assignment]
+            nn.init.normal_(weight, 0.0, weight.shape[1] ** -0.5, generator)

@@ -10,6 +10,7 @@ import npbml.torch_compiler  # noqa: F401
 from npbml.rule.settings import InnerSettings
 
 Parameters = dict[str, Tensor]
+LARGEST, TINY = 1e12, 1e-30  # of an element of a step; added to its squared length, where the root has no slope
 StepLoss = Callable[[Parameters, int], Tensor]  # theta, and the number of the step -> M
 
 
@@ -51,7 +52,8 @@ def inner_step(
         theta_{j+1} = theta_j - P(v_j),   v = the gradient, after weight decay, momentum and Nesterov's combination
 
     The direction v is what torch.optim.SGD computes, but gradients, buffers and parameters stay in the graph.
-    `precondition` gives P, which contains the learning rate. Of order 1, the gradient carries no gradient.
+    `precondition` gives P, which contains the learning rate. Of order 1, the gradient carries no gradient. A step
+    that is longer than max_step, by the norm of all tensors, is shortened to it.
     """
     theta, buffer = state
     momentum, decay = settings.momentum, settings.weight_decay
@@ -70,4 +72,18 @@ def inner_step(
         else:
             direction = buffer
     change = precondition(direction, Point(theta, step, here, noise))
+    if settings.max_step is not None:
+        change = shortened(change, settings.max_step)
     return State({name: theta[name] - change[name] for name in theta}, buffer)
+
+
+def shortened(change: Parameters, longest: float) -> Parameters:
+    """A step of at most a certain length, by the norm of all its tensors; a shorter one is left as it is, exactly.
+
+    The factor is longest / max(length, longest), which is 1 up to there and has a gradient everywhere. Where a
+    gradient has overflowed, what is not finite counts as 0: the parameters stay finite whatever the task.
+    """
+    finite = {name: part.nan_to_num(0.0, 0.0, 0.0).clamp(-LARGEST, LARGEST) for name, part in change.items()}
+    squares = [part.square().sum() for part in finite.values()]
+    factor = longest / (torch.stack(squares).sum() + TINY).sqrt().clamp(min=longest)
+    return {name: factor * part for name, part in finite.items()}

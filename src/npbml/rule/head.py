@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from npbml.rule.pairs import mix_classes
 from npbml.rule.settings import HeadSettings
 
 
@@ -12,17 +13,22 @@ class Head(nn.Module):
 
     With a warp, a matrix T that starts as the identity multiplies the logits (T-Net). A subclass states whether it
     has a row for each class (`fixes_ways`), and whether all classes start alike (`alike`).
+
+    Without a number of `outputs` it is for any number of classes: it has one row, and T = a I + (b / ways) 11^T.
     """
 
     fixes_ways = alike = False
 
-    def __init__(self, width: int, outputs: int, settings: HeadSettings, warp: bool = False) -> None:
+    def __init__(self, width: int, outputs: int | None, settings: HeadSettings, warp: bool = False) -> None:
         super().__init__()
-        rows = self.rows(outputs)
+        rows = 1 if outputs is None else self.rows(outputs)
         self.weight = nn.Parameter(torch.zeros(rows, width))
         self.bias = nn.Parameter(torch.zeros(rows))
-        self.warp = nn.Parameter(torch.eye(outputs)) if warp else None
+        self.warp: nn.Parameter | None = None
+        if warp:
+            self.warp = nn.Parameter(torch.tensor([1.0, 0.0]) if outputs is None else torch.eye(outputs))
         self.carry_gradient, self.centred = settings.copy == "expand", settings.centred
+        self.normalised = settings.normalised
 
     def rows(self, outputs: int) -> int:
         """How many rows it has."""
@@ -37,8 +43,12 @@ class Head(nn.Module):
         """embeddings [n, width] -> logits [n, outputs], by the weight and bias of a task"""
         if self.centred:
             embeddings = embeddings - embeddings.mean(0)
+        if self.normalised:
+            embeddings = embeddings.shape[-1] ** 0.5 * F.normalize(embeddings, dim=-1, eps=1e-6)
         logits = F.linear(embeddings, weight, bias)
-        return logits if self.warp is None else F.linear(logits, self.warp)
+        if self.warp is None:
+            return logits
+        return F.linear(logits, self.warp) if self.warp.dim() == 2 else mix_classes(self.warp, logits, -1)
 
 
 class UnicornHead(Head):

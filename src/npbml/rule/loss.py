@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from npbml.nets.layers import initialise
 from npbml.parts import LOSS_TERMS
-from npbml.rule.critic import Critic
+from npbml.rule.critic import Critic, SymmetricCritic
 from npbml.rule.descend import Parameters
 from npbml.rule.modulate import FiLM, small_linear
 from npbml.rule.settings import LossSettings
@@ -108,8 +108,8 @@ class NetworkTerm(LossNetwork, LossTerm):
         predictions = logits.softmax(-1) if self.settings.inputs == "softmax" else logits
         return torch.cat([predictions, target, loss.unsqueeze(-1)], -1)
 
-    def of(self, logits: Tensor, target: Tensor, loss: Tensor) -> Tensor:
-        """The mean loss of items with these logits and targets [n, ways] and base losses [n]."""
+    def of(self, logits: Tensor, target: Tensor, loss: Tensor, items: Items) -> Tensor:
+        """The mean loss of some of the items, with logits and targets [n, ways] and base losses [n]."""
         return self.mean_loss(self.inputs(logits, target, loss))
 
 
@@ -122,7 +122,7 @@ class Inductive(NetworkTerm):
         super().__init__(2 * sizes.outputs + 1, settings)
 
     def forward(self, items: Items) -> Tensor:
-        return self.of(items.support, items.labels, items.base)
+        return self.of(items.support, items.labels, items.base, items)
 
 
 class Transductive(NetworkTerm):
@@ -140,7 +140,7 @@ class Transductive(NetworkTerm):
 def query_term(network: NetworkTerm, items: Items) -> Tensor:
     """L^Q by a network, which may be that of L^S, and the weighted cross-entropy to the scores."""
     apart = cross_entropy(items.query, target_of(items.scores, network.settings.target))
-    value = network.of(items.query, items.scores, apart)
+    value = network.of(items.query, items.scores, apart, items)
     return value if items.score_weight is None else value + items.score_weight * apart.mean()
 
 
@@ -158,9 +158,18 @@ class LearnedLoss(nn.Module):
     """M(support, query, theta), the sum of the terms that are switched on."""
 
     def __init__(
-        self, settings: LossSettings, outputs: int, tensors: int, steps: int, base: "BaseLoss | None" = None
+        self,
+        settings: LossSettings,
+        outputs: int,
+        tensors: int,
+        steps: int,
+        base: "BaseLoss | None" = None,
+        symmetric: bool = False,
     ) -> None:
-        """`outputs` of the head, `tensors` adapted tensors and inner `steps`: the sizes of the networks."""
+        """`outputs` of the head, `tensors` adapted tensors and inner `steps`: the sizes of the networks.
+
+        Of terms with a slot for each class, and of the critic, there are the class-symmetric forms (`symmetric`).
+        """
         super().__init__()
         self.settings, self.base_loss = settings, base or cross_entropy
         sizes, weighted = Sizes(outputs, tensors, steps), settings.has("needs_scores") and settings.score_weight
@@ -169,8 +178,10 @@ class LearnedLoss(nn.Module):
         # L^Q by the network of L^S has one name: of two, compiled code keeps an old value.
         self.names = tuple(name for name in self.active if not (settings.share and name == "transductive"))
         for name in self.names:
-            self.add_module(name, LOSS_TERMS.get(name)(sizes, settings))
-        self.critic = Critic(outputs) if settings.critic_steps else None
+            self.add_module(name, LOSS_TERMS.get(name, symmetric)(sizes, settings))
+        self.critic: Critic | SymmetricCritic | None = None
+        if settings.critic_steps:
+            self.critic = SymmetricCritic(settings.balanced) if symmetric else Critic(outputs)
 
     def term(self, name: str) -> nn.Module | None:
         """The module of a term, where it is on; of L^Q, that of L^S where they share it."""
@@ -198,6 +209,8 @@ class LearnedLoss(nn.Module):
         items = Items(support, labels, query, scores, theta, step, base, self.score_weight)
         values: dict[str, Tensor] = {}
         for name in self.active:
+            if not len(query) and LOSS_TERMS.fact(name, "needs_query"):
+                continue  # there is no unlabelled item
             own = self._modules.get(name)
             values[name] = query_term(self.term(name), items) if own is None else own(items)  # type: ignore[arg-type]
         return values

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from npbml.nets.layers import initialise
 from npbml.parts import PRECONDITIONERS
 from npbml.rule.descend import Parameters, Point
+from npbml.rule.pairs import mix_classes
 from npbml.rule.settings import PreconditionSettings
 
 Shapes = Mapping[str, torch.Size]
+HEAD = ("head.weight", "head.bias")  # the tensors with a row for each class
 ALFA_DECAY = 5e-4  # what generated weight decay starts from, as a multiple of the learning rate
 CONTEXT, PASSES, MIXTURE = 300, 2, 5  # ModGrad: length of z, passes (the first has z = 0), candidates of a vector
 
@@ -111,9 +113,24 @@ class Kronecker(Preconditioner):
             return self.factors[key(name)] * g
         product = g if g.dim() == 2 else g.flatten(2)
         for axis in range(product.dim()):
-            factor = self.factors[key(name, self.modes[axis])]
-            product = torch.tensordot(factor, product, ([1], [axis])).movedim(0, axis)
+            product = self.multiply(self.factors[key(name, self.modes[axis])], product, axis)
         return product.reshape(g.shape)
+
+    def multiply(self, factor: Tensor, g: Tensor, axis: int) -> Tensor:
+        """The product with a factor in one mode."""
+        return torch.tensordot(factor, g, ([1], [axis])).movedim(0, axis)
+
+
+class SymmetricKronecker(Kronecker):
+    """The same for any number of classes: the head's M_o = a I + (b / ways) 11^T, and one factor for its bias."""
+
+    def __init__(self, shapes: Shapes, steps: int, lr: float, settings: PreconditionSettings) -> None:
+        super().__init__(shapes, steps, lr, settings)
+        if "head.weight" in shapes:
+            self.factors[key("head.weight", "o")] = torch.tensor([1.0, 0.0])
+
+    def multiply(self, factor: Tensor, g: Tensor, axis: int) -> Tensor:
+        return mix_classes(factor, g, axis) if factor.dim() == 1 else super().multiply(factor, g, axis)
 
 
 class Svd(Preconditioner):
@@ -173,6 +190,20 @@ class UnitMask(Preconditioner):
         return {name: masks[layer(name)].view(-1, *(1,) * (g.dim() - 1)) * g for name, g in direction.items()}
 
 
+class SymmetricUnitMask(UnitMask):
+    """The same for any number of classes: the head passes.
+
+    Its rows would have one mask, and a head that does not move tells no class from another.
+    """
+
+    def __init__(self, shapes: Shapes, steps: int, lr: float, settings: PreconditionSettings) -> None:
+        super().__init__({name: s for name, s in shapes.items() if name not in HEAD}, steps, lr, settings)
+
+    def forward(self, direction: Parameters, point: Point) -> Parameters:
+        masked = super().forward({name: g for name, g in direction.items() if name not in HEAD}, point)
+        return {**direction, **masked}
+
+
 class Mixture(nn.Module):
     """z -> a vector: the softmax-weighted sum of candidates, all from a network with one hidden layer."""
 
@@ -222,9 +253,10 @@ class ContextMask(Preconditioner):
     def mask(self, name: str, shape: torch.Size, z: Tensor) -> Tensor:
         if len(shape) == 1:
             return F.relu(self.vectors[key(name, "b")](z))
-        o, i, kh, kw = kernel(shape)
+        _, i, kh, kw = kernel(shape)
         u, v = self.vectors[key(name, "u")](z), self.vectors[key(name, "v")](z)
-        return F.relu(torch.einsum("fa,cb->fcab", u.view(o, kh), v.view(i, kw))).reshape(shape)
+        # As many rows as u has: one for all of the head's in the class-symmetric form.
+        return F.relu(torch.einsum("fa,cb->fcab", u.view(-1, kh), v.view(i, kw))).reshape(-1, *shape[1:])
 
     def forward(self, direction: Parameters, point: Point) -> Parameters:
         def masked(z: Tensor) -> Parameters:
@@ -270,20 +302,24 @@ class Precondition(nn.Module):
 
     `shapes` are those of all tensors that a direction has, by name. `noise` says how many random numbers a task
     needs, `per_step` that no step from `steps` on can be taken, `fixes_ways` that the head's rows are counted.
+
+    With `symmetric` they are not: parts have their class-symmetric forms, and `shapes` one row for the whole head.
     """
 
-    def __init__(self, settings: PreconditionSettings, shapes: Shapes, steps: int, lr: float) -> None:
+    def __init__(
+        self, settings: PreconditionSettings, shapes: Shapes, steps: int, lr: float, symmetric: bool = False
+    ) -> None:
         super().__init__()
         self.lr, parts = lr, []
         for kind in settings.chain:
-            parts.append(PRECONDITIONERS.get(kind)(shapes, steps, self.lr, settings))
+            parts.append(PRECONDITIONERS.get(kind, symmetric)(shapes, steps, self.lr, settings))
             if parts[-1].sets_rate:
                 self.lr = 1.0  # for what follows, the direction has its rate already
         self.parts = nn.ModuleList(parts)
         self.noise = sum(part.noise for part in parts)
         self.per_step = any(part.per_step for part in parts)
-        has_head = not shapes.keys().isdisjoint(("head.weight", "head.bias"))
-        self.fixes_ways = has_head and any(part.fits_shapes for part in parts)
+        counted = not symmetric and not shapes.keys().isdisjoint(HEAD)
+        self.fixes_ways = counted and any(part.fits_shapes for part in parts)
 
     def begin(self, std: float, generator: torch.Generator) -> None:
         """Draw what starts at random: weights of generators ~ N(0, std^2)."""

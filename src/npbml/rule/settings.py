@@ -20,6 +20,10 @@ class HeadSettings:
     centred: bool = setting(False)
     """The head sees embeddings less the mean of their batch. What all images have in common tells no class from
     another, but bounds the step that the inner loop can take."""
+    normalised: bool = setting(False)
+    """The head sees embeddings of one length, the root of their width: logits are of cosines."""
+    temperature: float = setting(1.0, above=0)
+    """Divide the logits of predictions by this; the outer objective does not see it. See train.temperature."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,9 @@ class InnerSettings:
     """Images in the inner loop's batch: support and query, or support alone (docs/method.md, item 2)."""
     final_batch: Literal["query", "joint"] = setting("query")
     """Images in the batch of the scored prediction (item 3)."""
+    max_step: float | None = setting(None, above=0)
+    """The longest step, by the norm of all that adapts: a longer one is shortened to it, so that no inner loop
+    diverges. Any length if not given."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,9 @@ class LossSettings:
     """L^Q by a network that looks at each pair of an item and a class: for any number of classes."""
     balanced: bool = setting(False)
     """Tell the symmetric networks the share that a class has of the predictions: where batches are balanced."""
+    context: bool = setting(False)
+    """Tell the symmetric networks the shape of the task: the share that a class has of the predictions and of the
+    targets, the number of classes, of labelled items of the class, and of unlabelled items."""
     critic_steps: int = setting(0, low=0)
     """Steps on the critic of the query predictions, after those on the other terms (SCA); 0: no critic."""
     terms: tuple[LossTermName, ...] = setting(())

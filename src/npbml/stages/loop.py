@@ -4,7 +4,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -17,6 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 from npbml.engine.distributed import max_over_ranks, on_rank_zero
 from npbml.errors import RunError, Stopped
 from npbml.json_files import write_json
+from npbml.settings import merged, nested
 from npbml.stages.observer import Observer
 from npbml.stages.stage import Stage
 from npbml.tensor_files import load_tensors, save_tensors
@@ -43,6 +44,9 @@ class Trainer(Protocol):
 
     def result(self) -> Mapping[str, Tensor]:
         """The tensors worth keeping from the current state."""
+
+    def conclude(self, best: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+        """What is chosen when the best states are known, of the settings of what is trained, by full name."""
 
 
 def run_stage(
@@ -102,14 +106,23 @@ def run_stage(
                 save()
         journal.sync()
     state.seconds = before + time.monotonic() - started
-    return _finish(stage, folder, state, observer, about)
+    return _finish(stage, folder, state, observer, about, trainer.conclude(state.best))
 
 
 def _finish(
-    stage: Stage, folder: Path, state: "_State", observer: Observer, about: Mapping[str, Any]
+    stage: Stage,
+    folder: Path,
+    state: "_State",
+    observer: Observer,
+    about: Mapping[str, Any],
+    chosen: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Leave the best states and the summary of a stage that has ended, in the place of its checkpoint."""
+    """Leave the best states and the summary of a stage that has ended, in the place of its checkpoint.
+
+    Settings that were chosen at its end stand in both.
+    """
     (validation, best_step), *_ = state.kept
+    about = merged(about, {"settings": nested(chosen)} if chosen else {})
     summary = {
         "fingerprint": stage.fingerprint,
         "steps": state.step,
@@ -119,6 +132,7 @@ def _finish(
         "kept": len(state.kept),
         "seconds": round(state.seconds, 2),
         "step_ms": round(1000 * state.stepping / state.step, 3),
+        **chosen,
     }
 
     def leave() -> None:

@@ -1,19 +1,21 @@
 """Meta-training, the outer loop (Algorithm 1)."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from npbml.data.augment import augmented
 from npbml.data.settings import AugmentSettings
+from npbml.engine.calibration import best_temperature
 from npbml.engine.capture import Replay
 from npbml.engine.distributed import check_share, rank_slice
-from npbml.engine.evaluate import evaluate, learner_answers, over_tasks
+from npbml.engine.evaluate import all_answers, evaluate, learner_answers, over_tasks
 from npbml.engine.metastep import MetaStep, Ready, Tasks
 from npbml.engine.prefetch import Prefetch
 from npbml.engine.source import Source, TaskSource
@@ -50,11 +52,14 @@ class MetaTrainer:
         settings: TrainSettings,
         method: str,
         learner: Learner,
-        train: Source,
-        val: Source,
+        train: Sequence[Source],
+        val: Sequence[Source],
         augment: AugmentSettings | None = None,
     ) -> None:
-        """`augment` is how tasks are varied, where the settings ask for it."""
+        """`train` and `val` have a source for each shape of tasks, one of which is drawn at every meta-step.
+
+        `augment` is how tasks are varied, where the settings ask for it.
+        """
         self.tasks = settings.tasks_at(setup.shots)
         check_share("train.meta_batch", self.tasks)
         self.setup, self.settings, self.method = setup, settings, method
@@ -76,9 +81,8 @@ class MetaTrainer:
         self.meta_step = MetaStep(learner, self.optimizer, engine, settings.clip, settings.clip_at, self.say)
         self.notes = self.meta_step.notes
         recorded = self.meta_step.settings.cuda_graph == "on"
-        self.answer = learner_answers(
-            learner, val, Replay("validation", recorded and val.on_device, self.say), tasks=engine.tasks
-        )
+        replay = Replay("validation", recorded and all(source.on_device for source in val), self.say)
+        self.answers = [learner_answers(learner, source, replay, tasks=engine.tasks) for source in val]
         on_cpu = next(learner.parameters()).device.type == "cpu"
         self.prefetch = Prefetch(self._prepare) if settings.prefetch and on_cpu else None
 
@@ -103,42 +107,78 @@ class MetaTrainer:
 
     def validate(self) -> float:
         setup, measure = self.setup, MEASURES[self.setup.learner.target]
-        tasks = self.settings.validation_tasks
-        per_task = evaluate(self.answer, self.val.draw, tasks, setup.batch_size, setup.seed, "validation", measure)
-        return over_tasks(measure, per_task).mean
+        tasks = max(2, self.settings.validation_tasks // len(self.val))  # of each shape
+        found = [
+            evaluate(answer, source.draw, tasks, setup.batch_size, setup.seed, "validation", measure)
+            for answer, source in zip(self.answers, self.val, strict=True)
+        ]
+        means = [over_tasks(measure, shape.per_task).mean for shape in found]
+        return sum(means) / len(means)
 
     def result(self) -> Mapping[str, Tensor]:
         return self.module.state_dict()
 
+    def conclude(self, best: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+        """The temperature that fits the validation tasks best; of an ensemble, that of the mean of its logits."""
+        if self.settings.temperature == "one":
+            return {}
+        now = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
+        members = []
+        for state in best:
+            self.module.load_state_dict(state)
+            members.append(self._validation_answers())
+        self.module.load_state_dict(now)
+        divided = self.setup.learner.head.temperature  # by which the logits are divided already
+        logits = [divided * torch.stack([one for one, _ in shape]).mean(0) for shape in zip(*members, strict=True)]
+        temperature = best_temperature(logits, [labels for _, labels in members[0]])
+        self.say(f"{self.method}: temperature {temperature:g}, chosen on meta-validation tasks")
+        return {"head.temperature": temperature}
+
+    def _validation_answers(self) -> list[tuple[Tensor, Tensor]]:
+        """The query logits and labels of the validation tasks of each shape."""
+        setup, tasks = self.setup, max(2, self.settings.validation_tasks // len(self.val))
+        return [
+            all_answers(answer, source.draw, tasks, setup.batch_size, setup.seed, "validation")
+            for answer, source in zip(self.answers, self.val, strict=True)
+        ]
+
     def _tasks(self, index: int) -> Tasks:
         """The tasks of a step: ready, or, where a GPU records steps and draws them itself, three numbers."""
-        source, recorded = self.train, self.meta_step.step.replay.on
+        source, recorded = self._source(index), self.meta_step.step.replay.on
         if isinstance(source, TaskSource) and source.on_device and recorded:
-            numbers = self._numbers(index).to(source.classes.images.device)
+            numbers = self._numbers(index, source)
             return Tasks(
                 partial(self._draw_and_prepare, source), (numbers,), (self.tasks, source.key, self.augment)
             )
         ready = self._prepare(index) if self.prefetch is None else self.prefetch.take(index)
         return Tasks(as_given, (ready,), None)
 
-    def _numbers(self, index: int) -> Tensor:
-        """What the classes, the images and the augmentation of a step are drawn from."""
-        seed = self.setup.seed
-        return torch.cat(
-            [draw_numbers(generator(seed, "train", index), 2), draw_numbers(generator(seed, "augment", index))]
-        )
+    def _source(self, index: int) -> Source:
+        """The source of a step's tasks: the shape is drawn by the number of the step."""
+        if len(self.train) == 1:
+            return self.train[0]
+        return self.train[int(torch.randint(len(self.train), (), generator=self._generator("shape", index)))]
+
+    def _numbers(self, index: int, source: TaskSource) -> Tensor:
+        """What the augmentation of a step and its tasks are drawn from, where the images are."""
+        drawn = draw_numbers(self._generator("train", index), source.numbers)
+        augment = draw_numbers(self._generator("augment", index))
+        return torch.cat([augment, drawn]).to(source.classes.images.device)
+
+    def _generator(self, purpose: str, index: int) -> torch.Generator:
+        return generator(self.setup.seed, purpose, index)
 
     def _draw_and_prepare(self, source: TaskSource, numbers: Tensor) -> Ready:
         part, look = rank_slice(self.tasks), None
         if self.augment is not None:
-            look = augmented(source.classes, self.augment, numbers[2], self.tasks, part)
-        return source.prepare(source.draw_from(numbers, self.tasks)[part], look)
+            look = augmented(source.classes, self.augment, numbers[0], self.tasks, part)
+        return source.prepare(source.draw_from(numbers[1:], self.tasks)[part], look)
 
     def _prepare(self, index: int) -> Ready:
-        source = self.train
+        source = self._source(index)
         if isinstance(source, TaskSource):
-            return self._draw_and_prepare(source, self._numbers(index).to(source.classes.images.device))
-        drawn = source.draw(self.tasks, generator(self.setup.seed, "train", index))
+            return self._draw_and_prepare(source, self._numbers(index, source))
+        drawn = source.draw(self.tasks, self._generator("train", index))
         return source.prepare(drawn[rank_slice(self.tasks)])
 
     def _schedule(self, index: int) -> float:

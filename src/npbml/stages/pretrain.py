@@ -1,7 +1,7 @@
 """Pre-training: the encoder learns to tell all training classes apart."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from npbml.data.tasks import ClassSet
 from npbml.engine.capture import Replay
 from npbml.engine.device import in_precision, placed
 from npbml.engine.distributed import check_share, rank_slice, sum_over_ranks, summed, world
-from npbml.engine.evaluate import evaluate, over_tasks, replayed
+from npbml.engine.evaluate import Answer, Draw, evaluate, over_tasks, replayed
 from npbml.engine.step import GradientStep
 from npbml.errors import RunError
 from npbml.learner.build import encoder
@@ -29,7 +29,7 @@ from npbml.rule.loss import one_hot
 from npbml.rule.warp import Warp
 from npbml.stages.settings import PretrainSettings
 from npbml.stages.setup import Setup
-from npbml.tasks import Task
+from npbml.tasks import Task, split_batch
 from npbml.threads import each_in_a_thread
 
 MOMENTUM = 0.9  # Nesterov's, of SGD
@@ -127,6 +127,9 @@ class Pretrainer:
     def result(self) -> Mapping[str, Tensor]:
         return self.network.state_dict()
 
+    def conclude(self, best: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+        return {}
+
 
 def distillation_loss(logits: Tensor, teacher: Tensor) -> Tensor:
     """How far predictions at a high temperature are from those of a teacher (Hinton et al., 2015)."""
@@ -175,19 +178,26 @@ def prototype_accuracies(
     tick: Callable[[int], None] = lambda count: None,
 ) -> Tensor:
     """Accuracy of each task by the nearest class mean of the embeddings, [tasks]."""
+    answer, draw = prototype_answers(network, setup, settings, classes, replay)
+    return evaluate(answer, draw, tasks, setup.batch_size, setup.seed, purpose, tick=tick).per_task
+
+
+def prototype_answers(
+    network: Network, setup: Setup, settings: PretrainSettings, classes: ClassSet, replay: Replay | None = None
+) -> tuple[Answer, Draw]:
+    """Query logits by the class means of the embeddings, and what draws the tasks."""
     ways, shots, queries = setup.ways, setup.shots, setup.queries
 
     def answer(indices: Tensor) -> tuple[Tensor, Tensor]:
         batch = classes.task(indices, shots, classes.batch)
-        tasks = [(network, Task(*task), ways, settings.prototype_batch) for task in zip(*batch, strict=True)]
+        tasks = [(network, task, ways, settings.prototype_batch) for task in split_batch(batch)]
         logits = each_in_a_thread(prototype_logits, tasks, batch.query_labels.device.type == "cpu")
         return torch.stack(logits), batch.query_labels
 
     def draw(count: int, random: torch.Generator) -> Tensor:
         return classes.draw(count, ways, shots, queries, random)
 
-    recorded = replayed(answer, replay, (shots, settings.prototype_batch))
-    return evaluate(recorded, draw, tasks, setup.batch_size, setup.seed, purpose, tick=tick)
+    return replayed(answer, replay, (shots, settings.prototype_batch)), draw
 
 
 @torch.no_grad()

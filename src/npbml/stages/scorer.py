@@ -4,7 +4,7 @@ A relation network learns from episodes, by the squared error of its scores to t
 only scores learns as in pre-training.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from npbml.data.augment import augmented
 from npbml.data.settings import AugmentSettings
 from npbml.data.tasks import ClassSet
+from npbml.engine.calibration import score_logits
 from npbml.engine.capture import Replay
 from npbml.engine.device import in_precision, placed
 from npbml.engine.evaluate import evaluate, over_tasks, replayed
@@ -27,7 +28,7 @@ from npbml.rule.loss import one_hot
 from npbml.stages.pretrain import Pretrainer, classifier
 from npbml.stages.settings import PretrainSettings, ScorerTrainingSettings
 from npbml.stages.setup import Setup
-from npbml.tasks import Task
+from npbml.tasks import Task, split_batch
 
 
 class EncoderTrainer(Pretrainer):
@@ -91,7 +92,7 @@ class EpisodicTrainer:
         varied = augmented(classes, self.augment, numbers[2])
         look = varied if self.settings.augment else classes.pixels
         batch = classes.task(indices, setup.shots, lambda items: classes.normalise(look(items)))
-        task = Task(*(part[0] for part in batch))
+        task = batch.map(lambda part: part[0])
         scores = self._scores(task)
         loss = F.mse_loss(scores, one_hot(task.query_labels, setup.ways, scores.dtype))
         return [loss.detach(), *torch.autograd.grad(loss, self.gradient_step.parameters)]
@@ -106,15 +107,18 @@ class EpisodicTrainer:
 
         def answer(indices: Tensor) -> tuple[Tensor, Tensor]:
             batch = self.val.task(indices, setup.shots, self.val.batch)
-            scores = [self._scores(Task(*parts)) for parts in zip(*batch, strict=True)]
+            scores = [self._scores(task) for task in split_batch(batch)]
             return torch.stack(scores), batch.query_labels
 
         def draw(count: int, random: torch.Generator) -> Tensor:
             return self.val.draw(count, setup.ways, setup.shots, setup.queries, random)
 
         recorded, tasks = replayed(answer, self.answers, self._key), self.settings.validation_tasks
-        per_task = evaluate(recorded, draw, tasks, setup.batch_size, setup.seed, "validation")
-        return over_tasks(ACCURACY, per_task).mean
+        found = evaluate(recorded, draw, tasks, setup.batch_size, setup.seed, "validation", as_logits=score_logits)
+        return over_tasks(ACCURACY, found.per_task).mean
 
     def result(self) -> Mapping[str, Tensor]:
         return self.module.state_dict()
+
+    def conclude(self, best: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+        return {}

@@ -103,6 +103,8 @@ class TrainSettings:
     """Augment the tasks as in pre-training (item 34)."""
     prefetch: bool = setting(False, was="ahead")
     """On a CPU: make the next tasks ready on a second core, while one core takes the meta-step."""
+    temperature: Literal["one", "validation"] = setting("one")
+    """validation: head.temperature of the learner is the one with the least log loss on meta-validation tasks."""
 
     def tasks_at(self, shots: int) -> int:
         """Tasks in a meta-step, B."""
