@@ -84,6 +84,7 @@ SCRATCH: Tables = {
     "pretrain": {"warp": False},
 }
 
+ONE_VIEW: Tables = {"enlarge": 1.0, "rotations": False, "flip": False}  # of an image, for what scores
 # What a learner for any task is trained on: 2 to 16 classes, with and without a pool, balanced or not.
 ANY_SHAPES = (
     "5x1",
@@ -317,9 +318,23 @@ BUILT_IN: dict[str, Recipe] = {
                 "context": True,
                 "averaged": True,
                 "target": "soft",
+                "score_weight": 1.0,
             },
+            "scorer": {"kind": "soft-kmeans", "temperature": 10.0, "rounds": 6, **ONE_VIEW},
             "inner": {"batch": "joint", "final_batch": "query", "max_step": 3.0},
         },
+    ),
+    "maml-any": Recipe(
+        "maml over the shapes of npbml-any, with its head; each query answered by itself",
+        merged(
+            MAML,
+            {
+                "shapes": list(ANY_SHAPES),
+                "net": {"stem_norm": "running", "tail_norm": "running"},
+                "head": {"kind": "unicorn", "normalised": True, "centred": False},
+                "inner": {"batch": "support", "final_batch": "query", "max_step": 3.0},
+            },
+        ),
     ),
     "npbml-quirks": Recipe(
         "npbml with the defects of the reference code in place",

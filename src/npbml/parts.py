@@ -205,6 +205,7 @@ SCORERS = Registry(
         "episodic": False,  # its own network is trained on episodes
         "pretrains": False,  # an encoder is pre-trained for it
         "asks_learner": False,  # it uses the learner's own encoder
+        "learned": False,  # it has meta-parameters, which learn with the rule
     },
 )
 SCORERS.built_in(
@@ -216,6 +217,13 @@ SCORERS.built_in(
 _SOFT_KMEANS = "npbml.scorers.soft_kmeans:SoftKMeans"
 SCORERS.built_in("encoder", _SOFT_KMEANS, "angles in a ResNet-12 that is pre-trained to score", pretrains=True)
 SCORERS.built_in("prototypes", _SOFT_KMEANS, "angles in the learner's own encoder", asks_learner=True)
+SCORERS.built_in(
+    "soft-kmeans",
+    "npbml.scorers.learned:LearnedSoftKMeans",
+    "the same, by soft k-means whose numbers are meta-learned",
+    asks_learner=True,
+    learned=True,
+)
 SCORERS.built_in("both", _SOFT_KMEANS, "angles in both, side by side", pretrains=True, asks_learner=True)
 
 DATASETS = Registry(

@@ -14,10 +14,17 @@ class Captured:
     """`function(*inputs)`, recorded. Inputs are tensors, or trees of them, and keep their shapes; the outputs are
     overwritten by the next call.
 
-    Recording takes some rehearsals. What these change of `state` is put back.
+    Recording takes some rehearsals. What these change of `state` is put back. Recordings with one `pool` share the
+    memory of what is neither input nor output; two of them must not be replayed at the same time.
     """
 
-    def __init__(self, function: Callable[..., Any], inputs: Sequence[Any], state: Sequence[Tensor] = ()) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        inputs: Sequence[Any],
+        state: Sequence[Tensor] = (),
+        pool: Any = None,
+    ) -> None:
         tensors, form = tree_flatten(list(inputs))
         self.tensors: list[Tensor] = [tensor.clone() for tensor in tensors]
         arguments = tree_unflatten(self.tensors, form)
@@ -33,7 +40,7 @@ class Captured:
             for tensor, value in zip(state, before, strict=True):
                 tensor.copy_(value)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, pool=pool):
             self.outputs = function(*arguments)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -51,6 +58,7 @@ class Replay:
     ) -> None:
         self.what, self.on, self.say, self.state = what, on, say, state
         self.recorded: dict[Hashable, Captured] = {}
+        self.pool = torch.cuda.graph_pool_handle() if on else None
 
     def __call__(self, function: Callable[..., Any], inputs: Sequence[Any], key: Hashable) -> Any:
         """function(*inputs), from the recording for `key` and the shapes and types of the inputs.
@@ -62,7 +70,7 @@ class Replay:
         key = (key, tuple((tuple(tensor.shape), tensor.dtype) for tensor in tree_leaves(list(inputs))))
         try:
             if key not in self.recorded:
-                self.recorded[key] = Captured(function, inputs, self.state)
+                self.recorded[key] = Captured(function, inputs, self.state, self.pool)
             return self.recorded[key](*inputs)
         except (RuntimeError, torch.AcceleratorError) as error:
             reason = first_line(error)

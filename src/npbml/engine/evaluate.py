@@ -154,6 +154,6 @@ def learner_answers(
         prepared, labels = source.prepare(indices)
         logits = [member.logits(prepared) for member in members]
         mean = torch.stack(logits).mean(0)
-        return torch.stack([mean, prepared.scores]) if scores else mean, labels
+        return torch.stack([mean, members[0].scores(prepared)]) if scores else mean, labels
 
     return replayed(answer, replay, (source.key, scores, len(members)))

@@ -82,6 +82,10 @@ class Executor:
         found = self._over_tasks(self._batched(self.learner.logits), (prepared,))
         return found[0] if self.vmap else torch.stack(found)
 
+    def scores(self, prepared: Prepared) -> Tensor:
+        """The scores of the tasks' pools, [tasks, unlabelled, ways]."""
+        return torch.vmap(self.learner.scored)(prepared).scores
+
     def losses(self, prepared: Prepared, labels: Tensor, outer: Outer) -> Tensor:
         """The outer objective of each task, [tasks], or of the one task, []."""
         if not self.stepwise:
@@ -89,7 +93,11 @@ class Executor:
         # The meta-parameters as one tensor: the gradients of the steps are then summed in one operation.
         flat = torch.cat([parameter.flatten() for parameter in self.learner.parameters()])
         adaptation = self._adaptation(flat, len(labels) if self.vmap else None)
-        return self.learner.unrolled_loss(prepared, labels, outer, adaptation)
+
+        def scored(prepared: Prepared) -> Prepared:
+            return call_with(self.learner, self._parameters(flat), prepared, call="scored")
+
+        return self.learner.unrolled_loss(self._batched(scored)(prepared), labels, outer, adaptation)
 
     def _over_tasks(self, function: Callable[..., T], batch: tuple[Any, ...]) -> list[T]:
         """function(*batch), or function(*task) of each task of the batch."""
@@ -160,11 +168,12 @@ def can_run_stepwise(learner: Learner) -> bool:
 
 def rematerialised(advance: Callable[..., State], flat: Tensor, state: State, prepared: Prepared) -> State:
     """advance(flat, state, prepared), of which the inputs alone are kept: the backward pass computes it again."""
-    inputs, form = tree_flatten((flat, state))
+    inputs, form = tree_flatten((flat, state, prepared.scores))
     outputs: list[Any] = []
 
     def of(*tensors: Tensor) -> tuple[Tensor, ...]:
-        values, outputs_form = tree_flatten(advance(*tree_unflatten(list(tensors), form), prepared))
+        flat, state, scores = tree_unflatten(list(tensors), form)
+        values, outputs_form = tree_flatten(advance(flat, state, prepared._replace(scores=scores)))
         outputs[:] = [outputs_form]
         return tuple(values)
 

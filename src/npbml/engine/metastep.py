@@ -102,6 +102,8 @@ def _first_non_finite(learner: Learner, task: Prepared) -> str | None:
         "final": "the stem's features",
         "scores": "the scores of the query items",
     }
+    with torch.no_grad():
+        task = learner.scored(task)
     for name, words in names.items():
         if not getattr(task, name).isfinite().all():
             return words

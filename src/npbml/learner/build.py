@@ -54,7 +54,8 @@ def make_scorer(settings: LearnerSettings, images: ImageSpec, random: torch.Gene
     if scorer.embeds:
         set_norm(scorer, "running")
     initialise(scorer, settings.init.std, random)
-    freeze(scorer)
+    for part in scorer.children() if scorer.learned else (scorer,):
+        freeze(part)
     return scorer
 
 

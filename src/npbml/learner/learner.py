@@ -33,6 +33,7 @@ from npbml.rule.modulate import FiLM
 from npbml.rule.objective import Outer, outer_at
 from npbml.rule.precondition import Precondition
 from npbml.rule.warp import Warp
+from npbml.scorers.scorer import Scorer
 from npbml.tasks import Task, stack_tasks, unstack
 
 GROUPS = ("theta", "omega", "phi", "psi")
@@ -113,7 +114,7 @@ class Learner(nn.Module):
 
     def adapt(self, task: Task) -> Parameters:
         """theta_J: the parameters adapted to the task, by name (Algorithm 2)."""
-        return self.trajectory(self.prepare(task))[-1]
+        return self.trajectory(self.scored(self.prepare(task)))[-1]
 
     def predict(self, task: Task, final_batch: str | None = None) -> Tensor:
         """Query logits [query, ways] after adaptation; `final_batch` overrides inner.final_batch."""
@@ -160,10 +161,11 @@ class Learner(nn.Module):
 
     def groups(self) -> dict[str, dict[str, nn.Parameter]]:
         """The meta-parameters by the paper's letter and by name: theta, what is adapted or starts a task; omega,
-        the optimiser's; phi, the loss's; psi, the modulation's."""
+        the optimiser's; phi, the loss's and the scorer's; psi, the modulation's."""
         letter: dict[nn.Parameter, str] = {}
         # Modulation is the innermost: it stands in warps and in loss networks too.
-        for kind, name in ((FiLM, "psi"), (LearnedLoss, "phi"), (Warp, "omega"), (Precondition, "omega")):
+        kinds = ((FiLM, "psi"), (LearnedLoss, "phi"), (Scorer, "phi"), (Warp, "omega"), (Precondition, "omega"))
+        for kind, name in kinds:
             for part in (
                 parameter
                 for module in self.modules()
@@ -180,11 +182,18 @@ class Learner(nn.Module):
 
     def logits(self, prepared: Prepared) -> Tensor:
         """Query logits of one task after adaptation, from its frozen work."""
+        prepared = self.scored(prepared)
         fixed = self.modulations(prepared)
         theta = self.trajectory(prepared, fixed)[-1]
         logits = self.query_logits(theta, prepared, fixed, self.test_steps - 1)
         temperature = self.settings.head.temperature
         return logits if temperature == 1.0 else logits / temperature
+
+    def scored(self, prepared: Prepared) -> Prepared:
+        """The frozen work of one task with the scores of its pool, where the scorer learns with the rule."""
+        if self.scorer is None or not self.scorer.learned or not len(prepared.scores):
+            return prepared
+        return prepared._replace(scores=self.scorer.scores(prepared.similarities, prepared.labels))
 
     def task_loss(self, prepared: Prepared, query_labels: Tensor, outer: Outer | None = None) -> Tensor:
         """L_meta of one task; by the objective at the end of meta-training, if none is given."""
@@ -272,9 +281,12 @@ class Learner(nn.Module):
     ) -> Tensor:
         """The query loss at points of the inner trajectory, through which the gradient flows.
 
-        Of one task; or of many, where `adaptation` is that of many.
+        Of one task; or of many that are scored already, where `adaptation` is that of many.
         """
-        adaptation, steps = adaptation or self.adaptation(self.modulations(prepared)), self.settings.inner.steps
+        if adaptation is None:
+            prepared = self.scored(prepared)
+            adaptation = self.adaptation(self.modulations(prepared))
+        steps = self.settings.inner.steps
         points = self.walk(adaptation, prepared, steps, outer.order)
         losses = [
             weight
@@ -298,7 +310,8 @@ class Learner(nn.Module):
 
     def _look_ahead_loss(self, prepared: Prepared, query_labels: Tensor, outer: Outer) -> Tensor:
         """The query loss one step ahead of every point visited, with no gradient along the way."""
-        adaptation, settings = self.adaptation(self.modulations(prepared)), self.settings
+        prepared, settings = self.scored(prepared), self.settings
+        adaptation = self.adaptation(self.modulations(prepared))
         with torch.no_grad():
             visited = self.walk(adaptation, prepared, settings.inner.steps)[:-1]
         losses = []

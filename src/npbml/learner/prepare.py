@@ -30,6 +30,7 @@ class Prepared(NamedTuple):
     scores: Tensor  # [unlabelled, ways], or [unlabelled, 0] where no loss asks for them
     noise: Tensor  # uniform in (0, 1), as many as the preconditioner asks for
     queries: Tensor  # [query, 0]: no numbers, but as many rows as there are query items
+    similarities: Tensor  # of the items that a learned scorer looks at, or [0]; see `Learner.scored`
 
 
 class Counts(NamedTuple):
@@ -99,7 +100,8 @@ def cacheable_features(learner: "Learner") -> dict[str, Cacheable]:
     if scorer is not None and scorer.embeds:
         asked = scorer.tail is not None
         if found or not asked:
-            networks = (stem, scorer) if asked else (scorer,)
+            own = tuple(scorer.children()) if scorer.learned else (scorer,)  # without what learns with the rule
+            networks = (stem, *own) if asked else own
             embed = Cacheable(
                 lambda x: embeddings(learner, normalised(learner, x)), networks, scorer.view_settings
             )
@@ -154,7 +156,7 @@ def prepare_tasks(
         every = made.get(((0, seen_by_rule),)) if features is None else features[task, :seen_by_rule].to(dtype)
         own = {name: values[task, :seen_by_rule] for name, values in known.items()}
         seen = None if seen is None else seen[:seen_by_rule]
-        return *made.values(), _scores(learner, seen, every, support_labels[task], outputs, own)
+        return *made.values(), _scoring(learner, seen, every, support_labels[task], outputs, own)
 
     found: tuple[Tensor, ...] = ()
     if features is None or scored:
@@ -165,15 +167,17 @@ def prepare_tasks(
         made = {ranges: taken(features, ranges, 1).to(dtype).contiguous() for ranges in wanted}
     else:
         made = dict(zip(wanted, found, strict=False))
-    empty = outputs if learner.scorer is not None else 0
+    learned = learner.scorer is not None and learner.scorer.learned
+    scores = learner.mean.new_zeros(tasks, counts.pool, outputs if learner.scorer is not None else 0)
     return Prepared(
         inner=made[batches[0]],
         final=made[batches[1]],
         labels=learner.target(support_labels, outputs, dtype),
-        scores=found[-1] if scored else learner.mean.new_zeros(tasks, counts.pool, empty),
+        scores=found[-1] if scored and not learned else scores,
         # Without a draw the middle of the range: of random masks, the likelier value.
         noise=learner.mean.new_full((tasks, learner.precondition.noise), 0.5),
         queries=learner.mean.new_zeros(tasks, counts.queries, 0),
+        similarities=found[-1] if scored and learned else learner.mean.new_zeros(tasks, 0),
     )
 
 
@@ -183,10 +187,13 @@ def taken(items: Tensor, ranges: Ranges, dimension: int = 0) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dimension)
 
 
-def _scores(
+def _scoring(
     learner: "Learner", seen: Tensor | None, joint: Tensor | None, labels: Tensor, outputs: int, known: Known
 ) -> Tensor:
-    """The scores of a task's pool; `joint` are the stem's features of support and pool, where they are known."""
+    """The scores of a task's pool, or what a learned scorer makes them of.
+
+    `joint` are the stem's features of support and pool, where they are known.
+    """
     assert learner.scorer is not None
     if not learner.scorer.embeds:
         assert seen is not None
@@ -197,4 +204,6 @@ def _scores(
         assert seen is not None
         items = embeddings(learner, seen, joint)
     support, query = items.tensor_split([len(labels)])
+    if learner.scorer.learned:
+        return learner.scorer.similarities(support, query).to(learner.mean.dtype)
     return learner.scorer(support, labels, query, outputs).to(learner.mean.dtype)

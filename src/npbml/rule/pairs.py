@@ -8,6 +8,7 @@ from torch import Tensor
 INPUTS = 8  # of a pair whose item has a target
 UNLABELLED = 6  # of a pair whose item has none
 CONTEXT = 5  # more, where the shape of the task is told
+USUAL_WAYS, USUAL_POOL = 5, 75  # of the benchmarks
 
 
 def pair_inputs(
@@ -35,14 +36,25 @@ def pair_inputs(
 def context_inputs(logits: Tensor, target: Tensor, labels: Tensor, unlabelled: int) -> Tensor:
     """What a network sees of the task for each item and class, [n, ways, 5].
 
-    The shares that the class has of the predictions and of the targets of these items, in units of 1 / ways; log
-    ways, the log of the number of labelled items of the class, and log(1 + unlabelled items) / 4.
+    The shares that the class has of the predictions and of the targets of these items, in units of 1 / ways, and
+    what the shape of the task says.
     """
     ways = logits.shape[-1]
     shares = ways * logits.softmax(-1).mean(0), ways * target.mean(0)
-    sizes = logits.new_full((ways,), math.log(ways)), logits.new_full((ways,), math.log(1 + unlabelled) / 4)
-    rows = [*shares, sizes[0], labels.sum(0).log(), sizes[1]]
-    return torch.stack(rows, -1).expand(*logits.shape, CONTEXT)
+    rows = torch.cat([torch.stack(shares, -1), shape_inputs(labels, unlabelled)], -1)
+    return rows.expand(*logits.shape, CONTEXT)
+
+
+def shape_inputs(labels: Tensor, unlabelled: int) -> Tensor:
+    """What the shape of a task says of each class, of one-hot labels [n, ways]: [ways, 3].
+
+    log(ways / 5), log n_c (labelled items of the class) and |U| / (|U| + 75) - 1 / 2, all 0 for 5x1+75. The last
+    one is bounded, as a pool may be far larger than those of meta-training.
+    """
+    ways = labels.shape[-1]
+    counts = labels.sum(0).clamp_min(1.0).log()
+    sizes = math.log(ways / USUAL_WAYS), unlabelled / (unlabelled + USUAL_POOL) - 0.5
+    return torch.stack([torch.full_like(counts, sizes[0]), counts, torch.full_like(counts, sizes[1])], -1)
 
 
 def mix_classes(factors: Tensor, x: Tensor, axis: int) -> Tensor:

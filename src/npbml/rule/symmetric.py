@@ -9,15 +9,24 @@ No input has a slot for a class: the loss takes any number of classes, and permu
 Where the classes of a batch may be taken for balanced (loss.balanced), there is one more input: ways times the
 mean of p_c over the items. With the task's shape as context (loss.context) there are five more:
 
-    N mean_i p_ic,  N mean_i t_ic,  log N,  log n_c,  log(1 + |U|) / 4
+    N mean_i p_ic,  N mean_i t_ic,  log(N / 5),  log n_c,  |U| / (|U| + 75) - 1 / 2
+
+and L^Q is multiplied by (|U| / (|S| + |U|))^g, where g is learned and starts at 1: a small pool says little.
 """
 
+import math
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from npbml.rule.loss import Items, NetworkTerm, Sizes, query_term
 from npbml.rule.pairs import CONTEXT, INPUTS, context_inputs, pair_inputs
 from npbml.rule.settings import LossSettings
+
+
+import os
+
+ATTEND, ATT = bool(os.environ.get("ATTEND")), 8
 
 
 class SymmetricTerm(NetworkTerm):
@@ -26,12 +35,18 @@ class SymmetricTerm(NetworkTerm):
     needs_classes = True
 
     def __init__(self, sizes: Sizes, settings: LossSettings) -> None:
-        super().__init__(INPUTS + settings.balanced + CONTEXT * settings.context, settings)
+        inputs = INPUTS + settings.balanced + CONTEXT * settings.context
+        super().__init__(inputs + ATT * ATTEND, settings)
+        if ATTEND:
+            self.query, self.value = torch.nn.Linear(inputs, 1), torch.nn.Linear(inputs, ATT)
 
     def of(self, logits: Tensor, target: Tensor, loss: Tensor, items: Items) -> Tensor:
         pairs = pair_inputs(logits, target, loss, self.settings.balanced)
         if self.settings.context:
             pairs = torch.cat([pairs, context_inputs(logits, target, items.labels, len(items.query))], -1)
+        if ATTEND:
+            seen = (self.query(pairs).softmax(1) * self.value(pairs)).sum(1, keepdim=True)
+            pairs = torch.cat([pairs, seen.expand(-1, pairs.shape[1], -1)], -1)
         return pairs.shape[1] * self.mean_loss(pairs.flatten(0, 1))
 
 
@@ -47,5 +62,12 @@ class SymmetricQuery(SymmetricTerm):
 
     needs_query = needs_scores = True
 
+    def __init__(self, sizes: Sizes, settings: LossSettings) -> None:
+        super().__init__(sizes, settings)
+        self.gate = nn.Parameter(torch.ones(())) if settings.context else None
+
     def forward(self, items: Items) -> Tensor:
-        return query_term(self, items)
+        value, pool = query_term(self, items), len(items.query)
+        if self.gate is None:
+            return value
+        return (self.gate * math.log(pool / (pool + len(items.support)))).exp() * value

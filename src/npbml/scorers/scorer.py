@@ -24,6 +24,7 @@ class Scorer(nn.Module):
     embeds = True
     asks_learner = True  # unless a subclass, or its line in the registry, says otherwise
     episodic = pretrains = False
+    learned = False  # one that is has `similarities`, its frozen work, and `scores`, which gradients pass
 
     def __init__(
         self,
