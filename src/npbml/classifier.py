@@ -24,18 +24,26 @@ class FewShotClassifier:
     grey or colour (see `npbml.pictures.read_picture`). Labels are hashable values of any kind, but not None or
     NaN.
 
-    Where the learner normalises by the batch or uses a transductive loss, a prediction depends on the pictures
-    that are predicted together with it.
+    A learner of `npbml-any`, such as those that come with the package, takes any number of classes and answers
+    each picture by itself: `fit` adapts it, and `predict` changes nothing. Unlabelled pictures help it.
+
+    Other learners normalise pictures together or look at those to be predicted: a prediction then depends on the
+    pictures that are predicted with it, and adaptation happens in `predict`.
 
     Args:
         learner: A meta-trained learner.
-        final_batch: What a prediction is normalised with: its batch alone ("query"), the labelled pictures too
-            ("joint"), or, by default, what the learner was trained with, except for batches too small to be
-            normalised by themselves, which are joined ("auto").
+        final_batch: Of learners that normalise pictures together, what a prediction is normalised with: its batch
+            alone ("query"), the labelled pictures too ("joint"), or, by default, what the learner was trained
+            with, except for batches too small to be normalised by themselves, which are joined ("auto").
         batch_size: How many pictures are predicted together at most.
 
     Attributes:
         classes_: The labels [classes], sorted where they can be; set by `fit`.
+
+    Example:
+        >>> classifier = FewShotClassifier(npbml.load("cifar-fs-conv4"))
+        >>> classifier.fit(["cat1.jpg", "dog1.jpg"], ["cat", "dog"], unlabelled=["a.jpg", "b.jpg", "c.jpg"])
+        >>> classifier.predict(["new.jpg"])
     """
 
     def __init__(
@@ -43,12 +51,16 @@ class FewShotClassifier:
     ) -> None:
         self.learner, self.final_batch, self.batch_size = learner, final_batch, batch_size
 
-    def fit(self, images: Any, labels: Sequence[Any] | np.ndarray) -> "FewShotClassifier":
-        """Take the labelled pictures; the adaptation itself happens with those to be predicted.
+    def fit(
+        self, images: Any, labels: Sequence[Any] | np.ndarray, unlabelled: Any | None = None
+    ) -> "FewShotClassifier":
+        """Adapt to the labelled pictures, and to unlabelled ones where there are any.
 
         Args:
             images: n pictures.
             labels: Their n labels, at least two of them different.
+            unlabelled: Pictures of the same classes without a label: the more, the better. Those to be predicted
+                may be among them.
 
         Raises:
             DataError: A picture or a label cannot be used, or the learner cannot take this number of classes.
@@ -61,14 +73,30 @@ class FewShotClassifier:
         with contextlib.suppress(TypeError):  # labels of mixed kinds keep the order in which they come
             values = sorted(values)
         self.learner.check_ways(len(values))
+        pool = support[:0]
+        if unlabelled is not None and len(unlabelled) > 0:
+            self._check_pool()
+            pool = self._tensor(unlabelled)
         codes = torch.tensor([values.index(label) for label in labels])
         order = codes.argsort(stable=True)
+        support, codes = support[order], codes[order]
+        if self.learner.settings.needs_no_pool:
+            with torch.no_grad():
+                none = support[:0], codes[:0]
+                self._theta = self.learner.adapt(self._task(support, codes, *none, pool))
+        self._support, self._codes = support, codes
         self.classes_ = np.empty(len(values), dtype=object)
         self.classes_[:] = values
         if len({type(value) for value in values}) == 1 and np.ndim(values[0]) == 0:
             self.classes_ = np.array(values)
-        self._support, self._codes = support[order], codes[order]
         return self
+
+    def _check_pool(self) -> None:
+        if not self.learner.settings.needs_no_pool:
+            raise DataError(
+                "This learner takes the pictures to be predicted for its unlabelled ones, and no others: call fit "
+                "without unlabelled, and predict many pictures in one call."
+            )
 
     def predict(self, images: Any) -> np.ndarray:
         """Return the label of each picture, [n]."""
@@ -104,13 +132,17 @@ class FewShotClassifier:
 
     @torch.no_grad()
     def _logits(self, query: Tensor) -> Tensor:
-        device = next(self.learner.parameters()).device
+        if self.learner.settings.needs_no_pool:
+            return self.learner.answer(self._theta, query.to(next(self.learner.parameters()).device))
         final = None if self.final_batch == "auto" else self.final_batch
         if self.final_batch == "auto" and len(query) < 2 * len(self.classes_):
             final = "joint"
         unknown = torch.zeros(len(query), dtype=torch.long)
-        task = Task(*(part.to(device) for part in (self._support, self._codes, query, unknown)))
-        return self.learner.predict(task, final)
+        return self.learner.predict(self._task(self._support, self._codes, query, unknown), final)
+
+    def _task(self, *parts: Tensor) -> Task:
+        device = next(self.learner.parameters()).device
+        return Task(*(part.to(device) for part in parts))
 
     def _tensor(self, images: Any) -> Tensor:
         """Return the pictures as the learner takes them, uint8 [n, channels, size, size]."""

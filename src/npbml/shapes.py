@@ -21,6 +21,13 @@ from npbml.errors import SettingError
 DIRICHLET = 2  # the concentration by which unequal proportions are drawn (Veilleux et al., 2021)
 QUERIES = 15  # of each class
 LARGE_POOL = 5  # items for each class, from which on the pool alone is scored
+# By which methods are compared: with and without a pool, balanced or not, few and many classes, small and large
+# pools.
+USUAL = (
+    *("5x1", "5x5", "5x1+75", "5x5+75", "5x1+~75", "5x5+~75"),
+    *("2x1+30", "3x1+45", "10x1+150", "16x1+240", "2x5+30", "3x5+45", "10x5+150", "16x5+240"),
+    *("5x~3+~75", "5x1+5", "5x1+15", "5x1+300", "5x1+1000"),
+)
 _FORM = re.compile(r"(\d+)x(~?)(\d+)(?:\+(~?)(\d+))?(?:/(\d+))?")
 
 
@@ -109,5 +116,6 @@ def usual_queries(ways: int, pool: int) -> int:
 
 
 def read_shapes(texts: Iterable[str]) -> tuple[Shape, ...]:
-    """The shapes of a setting."""
-    return tuple(read_shape(text) for text in texts)
+    """The shapes of a setting; `usual` stands for those of `USUAL`."""
+    words = [word for text in texts for word in (USUAL if text == "usual" else (text,))]
+    return tuple(read_shape(word) for word in dict.fromkeys(words))

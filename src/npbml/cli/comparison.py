@@ -11,7 +11,7 @@ import tyro
 from npbml.cli.arguments import Arguments
 from npbml.cli.options import Asked, Options, method_name, read_settings
 from npbml.cli.screen import console, say
-from npbml.cli.stages import announce, test_method
+from npbml.cli.stages import announce, show_shapes, test_method
 from npbml.errors import RunError, SettingError
 from npbml.json_files import write_json
 from npbml.lab.run_folder import read_config
@@ -69,6 +69,7 @@ def compare(arguments: list[str]) -> None:
             announce(work)
             with work.at_work():
                 _train_and_test(work, terminal, methods, outcome)
+                show_shapes(work, terminal, methods)
     on_rank_zero(
         lambda: _show(folder, comparison_rows(list(asked), outcome.records, outcome.failed, outcome.files))
     )

@@ -18,6 +18,8 @@ class ClassifyOptions:
     """A folder of class folders: the labelled pictures."""
     query: str
     """A folder of pictures to be labelled, or one picture."""
+    unlabelled: str | None = None
+    """A folder of more pictures of these classes, without labels, which help; it may be that of --query."""
     method: str | None = None
     """Which of the run's methods; its own by default."""
     device: str = "auto"
@@ -31,10 +33,11 @@ def classify(arguments: list[str]) -> None:
     from npbml.classifier import FewShotClassifier
     from npbml.data.folder import read_class_folders, read_pictures
 
-    labelled, unlabelled = read_class_folders(Path(options.support)), read_pictures(Path(options.query))
+    labelled, queries = read_class_folders(Path(options.support)), read_pictures(Path(options.query))
+    pool = [] if options.unlabelled is None else list(read_pictures(Path(options.unlabelled)).values())
     learner = load(options.run, options.method and method_name(options.method), options.device)
     pictures = [picture for members in labelled.values() for picture in members]
     labels = [name for name, members in labelled.items() for _ in members]
-    classifier = FewShotClassifier(learner).fit(pictures, labels)
-    probabilities = classifier.predict_proba(list(unlabelled.values()))
-    console.print(labels_table(list(unlabelled), list(classifier.classes_), probabilities))
+    classifier = FewShotClassifier(learner).fit(pictures, labels, pool)
+    probabilities = classifier.predict_proba(list(queries.values()))
+    console.print(labels_table(list(queries), list(classifier.classes_), probabilities))

@@ -15,6 +15,7 @@ from npbml.lab.stages import PRETRAIN, SCORER, needed
 from npbml.methods import trains
 from npbml.report.terminal import Terminal, results_table
 from npbml.report.words import task_words
+from npbml.shapes import read_shapes
 
 if TYPE_CHECKING:  # it imports torch, which a refused command does without
     from npbml.lab.pipeline import Pipeline
@@ -29,6 +30,7 @@ def run(arguments: list[str]) -> None:
         for method in sorted(methods, key=lambda name: not trains(name)):
             test_method(work, terminal, method)
         _show_results(work, terminal)
+        show_shapes(work, terminal, methods)
 
 
 def pretrain(arguments: list[str]) -> None:
@@ -60,6 +62,8 @@ def test(arguments: list[str]) -> None:
     with opened(test, given.without("dataset").words if other else arguments) as (work, terminal):
         test_method(work, terminal, work.config.method, other)
         _show_results(work, terminal)
+        if other is None:
+            show_shapes(work, terminal, [work.config.method, *work.config.baselines])
 
 
 @contextmanager
@@ -110,8 +114,37 @@ def run_stages(work: "Pipeline", methods: list[str]) -> None:
 
 def test_method(work: "Pipeline", terminal: Terminal, method: str, dataset: str | None = None) -> dict[str, Any]:
     """Test under the eyes of the user; the record."""
-    with terminal.counting(f"test {method}", work.config.test.tasks) as tick:
+    tested, tasks = work.config.test, work.config.test.tasks
+    if dataset is None and trains(method):
+        tasks += tested.shape_tasks * len(read_shapes(tested.shapes))
+    with terminal.counting(f"test {method}", tasks) as tick:
         return work.test(method, tick, dataset)
+
+
+def show_shapes(work: "Pipeline", terminal: Terminal, methods: list[str]) -> None:
+    """Where tasks of several shapes are tested: the methods' results on them, beside what needs no training."""
+    shapes = read_shapes(work.config.test.shapes)
+    if not shapes or PRETRAIN.name not in work.needs(methods):
+        return
+    from npbml.engine.distributed import on_rank_zero
+    from npbml.lab.shape_tests import BASELINES, known_shapes
+    from npbml.report.drawing import save
+    from npbml.report.shapes import draw_shapes, shapes_table
+
+    with terminal.counting(
+        "test class means", work.config.test.shape_tasks * len(shapes) * len(BASELINES)
+    ) as tick:
+        work.test_baselines(tick)
+
+    def show() -> None:
+        terminal.close()
+        found = known_shapes(work, [method for method in methods if trains(method)])
+        path = work.folder / "pictures" / "shapes.png"
+        console.print(shapes_table(found))
+        save(draw_shapes(found), path)
+        say(f"picture: {path}")
+
+    on_rank_zero(show)
 
 
 def _show_results(work: "Pipeline", terminal: Terminal) -> None:

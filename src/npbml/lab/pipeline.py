@@ -13,6 +13,7 @@ from npbml.json_files import read_json, write_whole
 from npbml.lab.run import Run
 from npbml.lab.run_folder import RunFolder
 from npbml.lab.schema import check_method, method_config
+from npbml.lab.shape_tests import try_baselines
 from npbml.lab.stages import METATRAIN, SCORER, needed, spec_of, stage_value
 from npbml.lab.testing import test_method
 from npbml.lab.trainers import make_trainer
@@ -91,6 +92,10 @@ class Pipeline(Run):
     ) -> dict[str, Any]:
         """Test a method on meta-test tasks, those of another `dataset` if given, and keep its record."""
         return test_method(self, method, tick, dataset)
+
+    def test_baselines(self, tick: Callable[[int], None] = lambda count: None) -> dict[str, dict[str, Any]]:
+        """Test nearest class means and soft k-means on the shapes of test.shapes."""
+        return try_baselines(self, tick)
 
     def learner(self, method: str | None = None) -> Learner:
         """The meta-trained learner of a method, the run's own by default; of an ensemble, the best."""

@@ -14,6 +14,7 @@ from npbml.engine.device import describe_device
 from npbml.engine.distributed import on_rank_zero
 from npbml.engine.evaluate import Answer, Draw, Evaluation, all_answers, evaluate, learner_answers, over_tasks
 from npbml.lab.run import Run
+from npbml.lab.shape_tests import try_shapes
 from npbml.lab.stages import needed, spec_of, stage_value
 from npbml.lab.weights import pretrained_network, read_learner
 from npbml.learner.learner import Learner
@@ -51,6 +52,8 @@ def test_method(run: Run, method: str, tick: Tick, dataset: str | None = None) -
         own = summaries[method]
         record |= {name: own[name] for name in ("start", "validation", "best_step", "step_ms", "kept")}
     on_rank_zero(lambda: run.records.keep(record, found.per_task))
+    if trains(method) and dataset is None and run.config.test.shapes:
+        try_shapes(run, method, learners, tick)
     return record
 
 

@@ -11,18 +11,21 @@ from npbml.tasks import Task
 def check_images(batch: Task, spec: ImageSpec, target: str) -> None:
     """Refuse images of a batch of tasks that the learner cannot take.
 
+    A task with a pool of its own may have no queries: there is enough to adapt to.
+
     Raises:
         DataError: Wrong dimensions, channels or size; a number of labels that is not that of the images; values
             that are not finite; floats outside 0 to 1.
     """
-    parts: list[tuple[Tensor, Tensor | None]] = [
-        (batch.support_images, batch.support_labels),
-        (batch.query_images, batch.query_labels),
+    own_pool = batch.unlabelled_images is not None
+    parts: list[tuple[Tensor, Tensor | None, int]] = [
+        (batch.support_images, batch.support_labels, 1),
+        (batch.query_images, batch.query_labels, 0 if own_pool else 1),
     ]
     if batch.unlabelled_images is not None:
-        parts.append((batch.unlabelled_images, None))
-    for images, labels in parts:
-        if images.dim() != 5 or (images.shape[1] == 0 and labels is not None):
+        parts.append((batch.unlabelled_images, None, 0))
+    for images, labels, least in parts:
+        if images.dim() != 5 or images.shape[1] < least:
             raise DataError(
                 "A task has images of shape [items, channels, height, width], at least one of them, not "
                 f"{list(images.shape[1:])}."
@@ -32,16 +35,18 @@ def check_images(batch: Task, spec: ImageSpec, target: str) -> None:
                 f"A task has a label for each image: here are {images.shape[1]} images and labels of shape "
                 f"{list(labels.shape[1:])}."
             )
-        if tuple(images.shape[2:]) != (spec.channels, spec.size, spec.size):
-            raise DataError(
-                f"This learner takes images of {spec.channels} channels and {spec.size}x{spec.size} pixels, not "
-                f"{list(images.shape[2:])}. FewShotClassifier resizes pictures of any kind."
-            )
-        if images.numel():
-            _check_values(images, target)
+        check_values(images, spec, target)
 
 
-def _check_values(images: Tensor, target: str) -> None:
+def check_values(images: Tensor, spec: ImageSpec, target: str = "classes") -> None:
+    """Refuse images [..., channels, height, width] of another size, of other channels or out of range."""
+    if tuple(images.shape[-3:]) != (spec.channels, spec.size, spec.size):
+        raise DataError(
+            f"This learner takes images of {spec.channels} channels and {spec.size}x{spec.size} pixels, not "
+            f"{list(images.shape[-3:])}. FewShotClassifier resizes pictures of any kind."
+        )
+    if not images.numel():
+        return
     if images.dtype == torch.uint8:
         return
     if not images.is_floating_point():

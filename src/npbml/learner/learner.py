@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from npbml.errors import DataError
+from npbml.errors import DataError, SettingError
 from npbml.learner.build import (
     adapted_names,
     begin_network,
@@ -18,9 +18,9 @@ from npbml.learner.build import (
     per_step_names,
     take_encoder,
 )
-from npbml.learner.checks import check_images, check_labels
+from npbml.learner.checks import check_images, check_labels, check_values
 from npbml.learner.names import from_file_names, to_file_names
-from npbml.learner.prepare import Counts, Prepared, prepare_tasks
+from npbml.learner.prepare import Counts, Prepared, normalised, prepare_tasks, stem_features
 from npbml.learner.settings import ImageSpec, LearnerSettings, check_centred, check_learner
 from npbml.nets.functional import call_with, sharing_copy
 from npbml.nets.layers import Norm, initialise
@@ -121,6 +121,26 @@ class Learner(nn.Module):
         if final_batch is not None:
             check_centred(self.settings, final_batch)
         return self.logits(self.prepare(task, final_batch))
+
+    def answer(self, theta: Parameters, images: Tensor) -> Tensor:
+        """Logits [n, ways] of images at the parameters that `adapt` found, each answered by itself.
+
+        Args:
+            theta: Adapted parameters.
+            images: [n, channels, height, width], bytes or floats in 0 to 1.
+
+        Raises:
+            SettingError: The learner's answers depend on the images that are predicted together: use `predict`.
+        """
+        if not self.settings.independent or self.settings.film.refresh == "task":
+            raise SettingError(
+                "The answers of this learner depend on the images that are predicted together: give predict the "
+                "whole task. A learner of npbml-any answers each image by itself."
+            )
+        check_values(images, self.images)
+        with torch.no_grad():
+            features = stem_features(self, normalised(self, images))
+        return self._forward(theta, features, None, self.test_steps - 1) / self.settings.head.temperature
 
     def meta_loss(self, tasks: Task | Sequence[Task], progress: float = 1.0) -> Tensor:
         """The outer objective of Algorithm 1: the mean query loss over the tasks, after adaptation.
@@ -334,7 +354,8 @@ class Learner(nn.Module):
 
     def query_logits(self, theta: Parameters, prepared: Prepared, fixed: Modulations, step: int) -> Tensor:
         """The query logits at theta, [query, outputs], with the batch norm of a step."""
-        return self._forward(theta, prepared.final, fixed, step)[-len(prepared.queries) :]
+        logits = self._forward(theta, prepared.final, fixed, step)
+        return logits[len(logits) - len(prepared.queries) :]
 
     def target(self, labels: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """[..., n, outputs]: labels [..., n] one-hot, or values [..., n] as they are"""

@@ -79,6 +79,12 @@ class LearnerSettings:
         return running and by_item and not self.head.centred
 
     @property
+    def needs_no_pool(self) -> bool:
+        """Whether it was made for tasks without unlabelled items too."""
+        looks = self.loss.has("needs_query") or self.loss.critic_steps > 0
+        return self.independent and (bool(self.shapes) or not looks)
+
+    @property
     def outputs(self) -> int:
         """Numbers that the head gives for an item."""
         return self.ways if self.target == "classes" else 1

@@ -24,7 +24,9 @@ class Scorer(nn.Module):
     embeds = True
     asks_learner = True  # unless a subclass, or its line in the registry, says otherwise
     episodic = pretrains = False
-    learned = False  # one that is has `similarities`, its frozen work, and `scores`, which gradients pass
+    learned = (
+        False  # its numbers learn with the rule: it has `similarities` and `scores` in the place of `forward`
+    )
 
     def __init__(
         self,
@@ -41,6 +43,14 @@ class Scorer(nn.Module):
     def forward(self, support: Tensor, labels: Tensor, query: Tensor, ways: int) -> Tensor:
         """support [n, ...], labels [n], query [m, ...] -> scores [m, ways]"""
         raise TypeError(f"{type(self).__name__} is a scorer without a `forward`: define one.")
+
+    def similarities(self, support: Tensor, unlabelled: Tensor) -> Tensor:
+        """Of a learned scorer: its frozen work on the embeddings of a task."""
+        raise TypeError(f"{type(self).__name__} is a learned scorer without `similarities`: define them.")
+
+    def scores(self, similarities: Tensor, members: Tensor) -> Tensor:
+        """Of a learned scorer: scores [m, ways] of its frozen work and one-hot labels [n, ways]."""
+        raise TypeError(f"{type(self).__name__} is a learned scorer without `scores`: define them.")
 
     def embed(self, images: Tensor, stem: Callable[[Tensor], Tensor]) -> Tensor:
         """Normalised images [n, C, H, W] to embeddings [n, width]; `stem` is that of the learner's network."""

@@ -121,3 +121,8 @@ class TestSettings:
     """Meta-test tasks; the same ones for every method."""
     batch_size: int = setting(10, low=1, was="together")
     """Tasks evaluated at once."""
+    shapes: tuple[str, ...] = setting(())
+    """Shapes of tasks that are tested beside the benchmark's, such as 5x1 10x1+150 (docs/running.md); usual stands
+    for a list of 19 by which methods are compared."""
+    shape_tasks: int = setting(300, low=2)
+    """Tasks of each of these shapes."""
