@@ -14,6 +14,7 @@ from npbml.catalogue import LEARNERS
 from npbml.classifier import FewShotClassifier
 from npbml.errors import DataError, SettingError
 from npbml.learner.learner import Learner
+from npbml.methods import find_recipe
 from npbml.tasks import Task
 
 MakeLearner = Callable[..., Learner]
@@ -319,3 +320,46 @@ def test_the_learner_that_comes_along_labels_pictures_at_once() -> None:
     classifier = FewShotClassifier(learner).fit(pictures(1), labels)
     found = classifier.predict(pictures(8))
     assert (found == np.repeat(labels, 8)).mean() > 0.9
+
+
+@pytest.fixture
+def any_shape(make_learner: MakeLearner) -> Learner:
+    """A learner of npbml-any, on three channels."""
+    rule = dict(find_recipe("npbml-any").rule)
+    return make_learner(channels=3, **{**rule, "net": {**rule["net"], "filters": 6}}).float()
+
+
+@pytest.mark.parametrize("classes", [2, 3, 6])
+def test_a_picture_alone_gets_the_answer_that_it_gets_among_others(any_shape: Learner, classes: int) -> None:
+    labels = [f"class {number % classes}" for number in range(6)]
+    classifier = FewShotClassifier(any_shape, batch_size=4).fit(rgb(), labels, unlabelled=rgb(5, seed=2))
+    together = classifier.predict_proba(rgb(seed=1))
+    assert together.shape == (6, classes)
+    np.testing.assert_allclose(together.sum(1), 1, atol=1e-5)
+    for number, picture in enumerate(rgb(seed=1)):
+        np.testing.assert_allclose(classifier.predict_proba([picture]), together[number : number + 1], atol=1e-5)
+
+
+def test_unlabelled_pictures_change_the_answers_and_no_others_do(any_shape: Learner) -> None:
+    query = rgb(seed=1)
+    without = FewShotClassifier(any_shape).fit(rgb(), LABELS)
+    empty = FewShotClassifier(any_shape).fit(rgb(), LABELS, unlabelled=[])
+    with_pool = FewShotClassifier(any_shape).fit(rgb(), LABELS, unlabelled=rgb(8, seed=3))
+    np.testing.assert_array_equal(without.predict_proba(query), empty.predict_proba(query))
+    assert np.abs(with_pool.predict_proba(query) - without.predict_proba(query)).max() > 1e-4
+
+
+def test_a_learner_of_one_shape_takes_no_unlabelled_pictures(colour: Learner) -> None:
+    classifier = FewShotClassifier(colour)
+    with pytest.raises(DataError, match="predict many pictures in one call"):
+        classifier.fit(rgb(), LABELS, unlabelled=rgb(4))
+    with pytest.raises(SettingError, match="predicted together"):
+        colour.answer({}, torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
+
+
+def test_a_fit_that_fails_leaves_the_one_before(any_shape: Learner) -> None:
+    classifier = FewShotClassifier(any_shape).fit(rgb(), LABELS)
+    before = classifier.predict_proba(rgb(seed=1))
+    with pytest.raises(DataError):
+        classifier.fit(rgb(), LABELS, unlabelled=["missing.png"])
+    np.testing.assert_array_equal(classifier.predict_proba(rgb(seed=1)), before)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from npbml.randomness import generator
-from npbml.scorers.learned import LearnedSoftKMeans
+from npbml.scorers.learned import SPEED, LearnedSoftKMeans
 from npbml.scorers.settings import ScorerSettings
 from npbml.scorers.soft_kmeans import SoftKMeans
 
@@ -27,9 +27,8 @@ def items(seed: int = 0, ways: int = 4, shots: int = 2, pool: int = 12) -> tuple
 
 def learned(angles: int | None = None, **settings: Any) -> LearnedSoftKMeans:
     scorer = LearnedSoftKMeans(3, ScorerSettings(**settings)).double()
-    with torch.no_grad():
-        scorer.numbers[:, 0] = math.log(scorer.settings.temperature)  # in double precision
-        if angles is not None:
+    if angles is not None:
+        with torch.no_grad():
             scorer.mixture[angles] = 100.0
     return scorer
 
@@ -37,7 +36,7 @@ def learned(angles: int | None = None, **settings: Any) -> LearnedSoftKMeans:
 def shaken(scorer: LearnedSoftKMeans) -> LearnedSoftKMeans:
     with torch.no_grad():
         for name, parameter in scorer.named_parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, generator=generator(0, name), dtype=parameter.dtype)
+            parameter += 0.03 * torch.randn(parameter.shape, generator=generator(0, name), dtype=parameter.dtype)
     return scorer
 
 
@@ -103,7 +102,7 @@ def test_b_pulls_towards_balance_or_follows_the_pool() -> None:
     def share(b: float) -> float:
         scorer = learned(PLAIN, temperature=2.0, rounds=3)
         with torch.no_grad():
-            scorer.numbers[:, 2] = b
+            scorer.numbers[:, 2] = b / SPEED
         return scorer(support, labels, pool, 2)[:, 0].mean().item()
 
     assert share(-0.5) < share(0.0) < share(0.5)

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,13 @@ KEPT_AS = {"float32": None, "tf32": torch.float16, "bfloat16": torch.bfloat16}
 
 Cache = dict[Any, tuple[Tensor, Tensor | None]]  # images, which are part of the key, and what is made of them
 Look = Callable[[Tensor], Tensor]  # indices of images -> images, perhaps augmented
+
+
+class Partners(NamedTuple):
+    """What the classes of tasks are mixed with: as many tasks of other classes, and how much is their own."""
+
+    indices: Tensor  # as `TaskSource.draw` has them
+    weight: Tensor  # [tasks, ways], in 0 to 1
 
 
 class Source(Protocol):
@@ -103,16 +110,22 @@ class TaskSource:
         """`draw`, from numbers that are where the images are."""
         return draw_tasks_from(self.classes, self.shape, numbers, tasks)
 
-    def prepare(self, indices: Tensor, look: Look | None = None) -> tuple[Prepared, Tensor]:
+    def prepare(
+        self, indices: Tensor, look: Look | None = None, partners: "Partners | None" = None
+    ) -> tuple[Prepared, Tensor]:
         """The frozen work of tasks that were drawn, and their query labels [tasks, queries].
 
-        `look` may show the images in another way than they are, for instance augmented.
+        `look` may show the images in another way than they are, for instance augmented. With `partners`, the
+        features of each class are mixed with those of another.
         """
         classes, known, images = self.classes, {}, None
         support, support_labels, query, query_labels = task_items(self.shape, indices)
         if look is None:
-            items, device = torch.cat([support, query], 1), classes.images.device
-            known = {name: kept[items.to(kept.device)].to(device) for name, kept in self.known.items()}
+            items = torch.cat([support, query], 1)
+            known = {name: self._kept(name, items) for name in self.known}
+        if partners is not None:
+            labels = torch.cat([support_labels, query_labels], 1)
+            known = self._mixed(items, labels, indices, partners)
         if needs_images(self.learner, known):
             look = look or classes.pixels
             images = torch.cat([look(support), look(query)], 1)
@@ -122,6 +135,27 @@ class TaskSource:
             prepared = prepare_tasks(self.learner, images, support_labels, counts, shape.ways, known)
         noise = task_noise(indices, prepared.noise.shape[1])
         return prepared._replace(noise=noise.to(prepared.noise)), query_labels
+
+    def _kept(self, name: str, items: Tensor) -> Tensor:
+        """What is kept of images [tasks, items], where the images are."""
+        kept = self.known[name]
+        return kept[items.to(kept.device)].to(self.classes.images.device)
+
+    @torch.no_grad()
+    def _mixed(self, items: Tensor, labels: Tensor, indices: Tensor, partners: "Partners") -> dict[str, Tensor]:
+        """The stem's features of items, each mixed with one of its class's partner, and their embeddings."""
+        images = partners.indices.shape[-1] - (0 if self.shape.equal else 2)
+        others = task_items(self.shape, torch.cat([partners.indices[..., :images], indices[..., images:]], -1))
+        weight = partners.weight.gather(1, labels)[..., None, None, None]
+        own, other = (
+            self._kept("features", part) for part in (items, torch.cat([others.support, others.query], 1))
+        )
+        mixed = torch.lerp(other.to(weight.dtype), own.to(weight.dtype), weight)
+        scorer, found = self.learner.scorer, {"features": mixed}
+        if scorer is not None:
+            flat = scorer.embed(mixed.flatten(0, 1), lambda features: features)
+            found["embeddings"] = flat.unflatten(0, mixed.shape[:2])
+        return found
 
     def _cache_key(self, name: str, feature: Cacheable) -> tuple[Any, ...]:
         """The cache key of these features of these images."""

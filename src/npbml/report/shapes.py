@@ -69,7 +69,13 @@ def draw_shapes(found: Found) -> Figure:
         known = {read_shape(text): row for text, row in figures.items() if "accuracy" in row}
         look = {"color": COLOURS[place % len(COLOURS)], "label": name}
         _line(pools, known, [s for s in known if _is(s, ways=5, shots=1)], lambda s: s.pool, look)
-        _line(ways, known, [s for s in known if s.shots == 1 and s.pool == 15 * s.ways], lambda s: s.ways, look)
+        _line(
+            ways,
+            known,
+            [s for s in known if _is(s, s.ways, shots=1) and s.pool == 15 * s.ways],
+            lambda s: s.ways,
+            look,
+        )
         _line(shots, known, [s for s in known if _is(s, ways=5) and s.pool == 75], lambda s: s.shots, look)
         alone = [s for s in known if _is(s, ways=5) and not s.pool]
         _line(shots, known, alone, lambda s: s.shots, {**look, "ls": "--", "label": None})

@@ -25,6 +25,7 @@ from npbml.scorers.whiten import whitened_products
 
 ANGLES = 3  # as they are, centred, whitened
 LARGEST = 6.0  # of the logarithms of tau and kappa, and of b, so that no scores overflow
+SPEED = 10.0  # a few numbers learn this much faster than the weights of networks, by one rate for all of phi
 EPS = 1e-12
 
 
@@ -42,8 +43,7 @@ class LearnedSoftKMeans(SoftKMeans):
     ) -> None:
         super().__init__(channels, settings, encoder, tail)
         rounds = settings.rounds + 1
-        start = torch.tensor([math.log(settings.temperature), 0.0, 0.0])
-        self.numbers = nn.Parameter(start.repeat(rounds, 1))  # log tau, log kappa and b of each round
+        self.numbers = nn.Parameter(torch.zeros(rounds, 3))  # log tau, log kappa and b of each round, over SPEED
         self.by_shape = nn.Parameter(torch.zeros(rounds, 3, 3))  # their slopes in what the shape says
         self.mixture = nn.Parameter(torch.zeros(ANGLES))
         self.mixture_by_shape = nn.Parameter(torch.zeros(ANGLES, 3))
@@ -66,8 +66,10 @@ class LearnedSoftKMeans(SoftKMeans):
         """similarities [3, items, items], one-hot labels [n, ways] -> scores [items - n, ways] that sum to 1"""
         (labelled, ways), unlabelled = members.shape, similarities.shape[-1] - members.shape[0]
         shape = shape_inputs(members, unlabelled)
-        numbers = (self.numbers[..., None] + self.by_shape @ shape.T).clamp(-LARGEST, LARGEST)
-        weights = (self.mixture + self.mixture_by_shape @ shape.mean(0)).softmax(0)
+        learned = SPEED * (self.numbers[..., None] + self.by_shape @ shape.T)
+        start = learned.new_tensor([math.log(self.settings.temperature), 0.0, 0.0])
+        numbers = (start[:, None] + learned).clamp(-LARGEST, LARGEST)
+        weights = (SPEED * (self.mixture + self.mixture_by_shape @ shape.mean(0))).softmax(0)
         angles = torch.einsum("a,aij->ij", weights, similarities)
         scores = members.new_zeros(unlabelled, ways)
         for number, (log_tau, log_kappa, slope) in enumerate(numbers.unbind()):

@@ -18,16 +18,17 @@ from npbml.engine.distributed import check_share, rank_slice
 from npbml.engine.evaluate import all_answers, evaluate, learner_answers, over_tasks
 from npbml.engine.metastep import MetaStep, Ready, Tasks
 from npbml.engine.prefetch import Prefetch
-from npbml.engine.source import Source, TaskSource
+from npbml.engine.source import Partners, Source, TaskSource
 from npbml.errors import NotFiniteError, RunError, SettingError
 from npbml.learner.learner import GROUPS, Learner
 from npbml.measures import MEASURES
-from npbml.randomness import draw_numbers, generator
+from npbml.randomness import draw_numbers, generator, uniform
 from npbml.stages.settings import TrainSettings
 from npbml.stages.setup import Setup
 from npbml.threads import one_core
 
 WORTH_COMPILING = 3000  # meta-steps: compiling takes one to two minutes, and saves some 20 ms a step
+MOST_COMPILED = 3  # shapes
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -76,7 +77,12 @@ class MetaTrainer:
             raise SettingError(f"train.lr leaves nothing to meta-learn in {method}: set a rate above 0.")
         self.optimizer = OPTIMIZERS[settings.optimizer](parts, weight_decay=settings.weight_decay)
         engine = setup.engine
-        if engine.compile == "auto" and settings.steps < WORTH_COMPILING:
+        if engine.compile == "on" and len(train) > MOST_COMPILED:
+            raise SettingError(
+                f"engine.compile=on compiles an inner step for each of {len(train)} shapes, a minute or two each: "
+                f"leave it at auto, which records them in CUDA graphs instead, or give at most {MOST_COMPILED} shapes."
+            )
+        if engine.compile == "auto" and (settings.steps < WORTH_COMPILING or len(train) > 1):
             engine = replace(engine, compile="off")
         self.meta_step = MetaStep(learner, self.optimizer, engine, settings.clip, settings.clip_at, self.say)
         self.notes = self.meta_step.notes
@@ -163,7 +169,10 @@ class MetaTrainer:
         """What the augmentation of a step and its tasks are drawn from, where the images are."""
         drawn = draw_numbers(self._generator("train", index), source.numbers)
         augment = draw_numbers(self._generator("augment", index))
-        return torch.cat([augment, drawn]).to(source.classes.images.device)
+        parts = [augment, drawn]
+        if self.settings.mix:
+            parts.append(draw_numbers(self._generator("mix", index), source.numbers + 1))
+        return torch.cat(parts).to(source.classes.images.device)
 
     def _generator(self, purpose: str, index: int) -> torch.Generator:
         return generator(self.setup.seed, purpose, index)
@@ -172,7 +181,13 @@ class MetaTrainer:
         part, look = rank_slice(self.tasks), None
         if self.augment is not None:
             look = augmented(source.classes, self.augment, numbers[0], self.tasks, part)
-        return source.prepare(source.draw_from(numbers[1:], self.tasks)[part], look)
+        count = source.numbers
+        drawn, partners = source.draw_from(numbers[1 : 1 + count], self.tasks)[part], None
+        if self.settings.mix:
+            others = source.draw_from(numbers[1 + count : -1], self.tasks)[part]
+            share = uniform(numbers[-1], self.tasks, source.shape.ways)[part].to(self.module.mean.dtype)
+            partners = Partners(others, 0.5 + 0.5 * share)
+        return source.prepare(drawn, look, partners)
 
     def _prepare(self, index: int) -> Ready:
         source = self._source(index)

@@ -101,6 +101,9 @@ class TrainSettings:
     """States that are kept, the best on validation; at test their logits are averaged."""
     augment: bool = setting(False)
     """Augment the tasks as in pre-training (item 34)."""
+    mix: bool = setting(False)
+    """Mix the features of each class of a task with those of another class, which makes new classes of both: their
+    weights are drawn from 1/2 to 1. A rule that learns from few classes then fits them less closely."""
     prefetch: bool = setting(False, was="ahead")
     """On a CPU: make the next tasks ready on a second core, while one core takes the meta-step."""
     temperature: Literal["one", "validation"] = setting("one")
