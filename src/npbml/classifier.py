@@ -84,6 +84,7 @@ class FewShotClassifier:
             with torch.no_grad():
                 none = support[:0], codes[:0]
                 self._theta = self.learner.adapt(self._task(support, codes, *none, pool))
+            self._temperature = self.learner.temperature(len(values), len(support), len(pool))
         self._support, self._codes = support, codes
         self.classes_ = np.empty(len(values), dtype=object)
         self.classes_[:] = values
@@ -133,7 +134,8 @@ class FewShotClassifier:
     @torch.no_grad()
     def _logits(self, query: Tensor) -> Tensor:
         if self.learner.settings.needs_no_pool:
-            return self.learner.answer(self._theta, query.to(next(self.learner.parameters()).device))
+            logits = self.learner.answer(self._theta, query.to(next(self.learner.parameters()).device))
+            return logits / self._temperature
         final = None if self.final_batch == "auto" else self.final_batch
         if self.final_batch == "auto" and len(query) < 2 * len(self.classes_):
             final = "joint"

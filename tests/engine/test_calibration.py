@@ -1,5 +1,7 @@
 """Log loss and calibration error against their definitions, and a temperature that is found again."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -15,9 +17,11 @@ from npbml.engine.calibration import (
     expected_calibration_error,
     log_loss,
     score_logits,
+    temperature_by_shape,
 )
 from npbml.errors import NotFiniteError
 from npbml.randomness import generator
+from npbml.rule.settings import HeadSettings, shape_sizes
 
 
 def drawn(*shape: int, scale: float = 3.0, seed: int = 0) -> Tensor:
@@ -157,3 +161,18 @@ def test_shapes_of_tasks_count_alike() -> None:
 
     assert all(loss(best) < loss(factor * best) for factor in (0.9, 0.99, 1.01, 1.1))
     assert best_temperature([many], [labels_of(many)]) == best_temperature(many, labels_of(many))
+
+
+def test_the_temperature_of_each_shape_is_found_again() -> None:
+    shapes = [(5, 5, 0), (5, 25, 75), (2, 6, 30), (10, 10, 150), (16, 16, 240), (3, 3, 15)]
+    head = HeadSettings(temperature=1.7, temperature_by_shape=(0.3, -0.2, 0.5))
+    temperatures = [head.temperature_of(*shape) for shape in shapes]
+    found, slopes = temperature_by_shape(temperatures, [shape_sizes(*shape) for shape in shapes])
+    assert found == pytest.approx(1.7, rel=1e-3) and slopes == pytest.approx((0.3, -0.2, 0.5), abs=1e-3)
+
+
+def test_a_temperature_is_bounded_whatever_the_shape() -> None:
+    head = HeadSettings(temperature=2.0, temperature_by_shape=(50.0, -50.0, 50.0))
+    assert head.temperature_of(1000, 1000, 10**6) == pytest.approx(2 * math.exp(3))
+    assert HeadSettings(temperature=2.0).temperature_of(1000, 1000, 10**6) == 2.0
+    assert shape_sizes(5, 5, 75) == (0.0, 0.0, 0.0)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from npbml.errors import DataError
 from npbml.learner.settings import ImageSpec
+from npbml.nets.views import ROTATIONS, rotations
 from npbml.randomness import counter, draw_numbers, keys, scattered
 from npbml.tasks import Task
 
@@ -121,6 +122,17 @@ class ClassSet:
             return self
         return dataclasses.replace(
             self, images=torch.cat([_shown_as(part, channels, size) for part in self.images.split(1024)])
+        )
+
+    def with_rotations(self) -> "ClassSet":
+        """Four times as many classes: those of images rotated by 90, 180 and 270 degrees are classes of their own."""
+        count = len(self.images)
+        return dataclasses.replace(
+            self,
+            images=torch.cat(rotations(self.images)),
+            starts=torch.cat([self.starts + quarter * count for quarter in range(ROTATIONS)]),
+            counts=self.counts.repeat(ROTATIONS),
+            names=tuple(f"{name}, {90 * quarter} degrees" for quarter in range(ROTATIONS) for name in self.names),
         )
 
     def pixels(self, indices: Tensor) -> Tensor:

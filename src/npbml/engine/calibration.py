@@ -105,3 +105,21 @@ def best_temperature(logits: Tensor | Sequence[Tensor], labels: Tensor | Sequenc
         middle = (low + high) / 2
         low, high = (middle, high) if falls(middle) else (low, middle)
     return float(f"{math.exp((low + high) / 2):.4g}")
+
+
+def temperature_by_shape(
+    temperatures: Sequence[float], sizes: Sequence[Sequence[float]]
+) -> tuple[float, tuple[float, ...]]:
+    """The temperature at sizes 0 and the slopes of its logarithm, by least squares over shapes.
+
+    Args:
+        temperatures: The best one of each shape.
+        sizes: What each shape says, as `shape_sizes` has it.
+
+    Returns:
+        The temperature and a slope for each size, to four digits.
+    """
+    targets = torch.tensor(temperatures, dtype=torch.float64).log()
+    rows = torch.tensor([[1.0, *row] for row in sizes], dtype=torch.float64)
+    first, *slopes = torch.linalg.lstsq(rows, targets.unsqueeze(-1), driver="gelsd").solution.flatten().tolist()
+    return float(f"{math.exp(first):.4g}"), tuple(float(f"{slope:.4g}") for slope in slopes)

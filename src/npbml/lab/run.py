@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from npbml.data.draws import check_shape, fitting_shapes
+from npbml.data.draws import fitting_shapes
 from npbml.data.image_data import ImageData, shown_to
 from npbml.data.request import Request
 from npbml.data.sets import open_data
@@ -145,20 +145,29 @@ class Run:
         """Where the benchmark's tasks of a split come from, for a learner."""
         if not isinstance(self.data, ImageData):
             return SinusoidSource(learner, self.data, self.device)
-        return self.task_source(learner, self.splits[split])
+        return self.task_source(learner, self._classes(split))
 
     def sources(self, learner: Learner, split: str) -> list[Source]:
-        """Where the tasks come from that the learner is trained and validated on: one source for each shape."""
-        shapes = read_shapes(learner.settings.shapes)
+        """Where the tasks come from that the learner is trained and validated on: one source for each shape.
+
+        Shapes that the classes cannot fill are left out; where no other is left, there are the benchmark's tasks.
+        """
+        shapes, say = read_shapes(learner.settings.shapes), self.observer.said
         if not shapes:
             return [self.source(learner, split)]
-        classes, say = self.splits[split], self.observer.said
+        classes = self._classes(split)
         fitting = fitting_shapes(classes, shapes)
-        if not fitting:
-            check_shape(classes, shapes[0])
-        for shape in (shape for shape in shapes if shape not in fitting):
-            say(f"The {split} classes are too few or too small for tasks of the shape {shape}: it is left out.")
-        return [self.task_source(learner, classes, shape) for shape in fitting]
+        if too_large := [str(shape) for shape in shapes if shape not in fitting]:
+            say(f"The {split} classes are too few or too small for tasks of {', '.join(too_large)}: left out.")
+        return [self.task_source(learner, classes, shape) for shape in fitting or [self.benchmark]]
+
+    def _classes(self, split: str) -> ClassSet:
+        """The classes of a split, as meta-training and its validation see them."""
+        return self._rotated if split == "train" and self.config.train.rotations else self.splits[split]
+
+    @cached_property
+    def _rotated(self) -> ClassSet:
+        return self.splits["train"].with_rotations()
 
     def task_source(self, learner: Learner, classes: ClassSet, shape: Shape | None = None) -> TaskSource:
         """Tasks from some classes: those of the benchmark, or of another shape."""

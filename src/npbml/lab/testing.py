@@ -38,7 +38,8 @@ def test_method(run: Run, method: str, tick: Tick, dataset: str | None = None) -
     if trains(method):
         learners = [read_learner(run, method, rank) for rank in range(summaries[method]["kept"])]
         found, scores = _learner_results(run, learners, classes, tick)
-        temperature = learners[0].settings.head.temperature
+        shape = run.benchmark
+        temperature = learners[0].temperature(shape.ways, shape.support, shape.pool)
     else:
         temperature = _prototype_temperature(run)
         found, scores = _prototype_results(run, classes, temperature, tick), None

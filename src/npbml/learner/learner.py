@@ -125,6 +125,8 @@ class Learner(nn.Module):
     def answer(self, theta: Parameters, images: Tensor) -> Tensor:
         """Logits [n, ways] of images at the parameters that `adapt` found, each answered by itself.
 
+        They are not divided by the `temperature` of the task, which these parameters do not tell.
+
         Args:
             theta: Adapted parameters.
             images: [n, channels, height, width], bytes or floats in 0 to 1.
@@ -140,7 +142,7 @@ class Learner(nn.Module):
         check_values(images, self.images)
         with torch.no_grad():
             features = stem_features(self, normalised(self, images))
-        return self._forward(theta, features, None, self.test_steps - 1) / self.settings.head.temperature
+        return self._forward(theta, features, None, self.test_steps - 1)
 
     def meta_loss(self, tasks: Task | Sequence[Task], progress: float = 1.0) -> Tensor:
         """The outer objective of Algorithm 1: the mean query loss over the tasks, after adaptation.
@@ -206,8 +208,13 @@ class Learner(nn.Module):
         fixed = self.modulations(prepared)
         theta = self.trajectory(prepared, fixed)[-1]
         logits = self.query_logits(theta, prepared, fixed, self.test_steps - 1)
-        temperature = self.settings.head.temperature
+        support, ways = prepared.labels.shape
+        temperature = self.temperature(ways, support, len(prepared.scores))
         return logits if temperature == 1.0 else logits / temperature
+
+    def temperature(self, ways: int, support: int, pool: int) -> float:
+        """By what the logits of a task are divided that has this many classes, labelled and unlabelled items."""
+        return self.settings.head.temperature_of(ways, support, pool)
 
     def scored(self, prepared: Prepared) -> Prepared:
         """The frozen work of one task with the scores of its pool, where the scorer learns with the rule."""

@@ -177,6 +177,10 @@ def _check_adapted(settings: LearnerSettings) -> None:
         raise SettingError("inner.layers=body leaves nothing to adapt: every block is frozen.")
     if settings.head.temperature != 1.0 and settings.target == "values":
         raise SettingError("head.temperature is about probabilities of classes; target=values has none.")
+    if len(settings.head.temperature_by_shape) not in (0, 3):
+        raise SettingError(
+            f"head.temperature_by_shape has {len(settings.head.temperature_by_shape)} numbers: give three or none."
+        )
     alike = HEADS.fact(settings.head.kind, "alike") and settings.target == "classes"
     if inner.layers == "body" and alike:
         raise SettingError(

@@ -1,14 +1,13 @@
 """What class-symmetric networks see: pairs of an item and a class, with no slot for any class (docs/method.md)."""
 
-import math
-
 import torch
 from torch import Tensor
+
+from npbml.rule.settings import shape_sizes
 
 INPUTS = 8  # of a pair whose item has a target
 UNLABELLED = 6  # of a pair whose item has none
 CONTEXT = 5  # more, where the shape of the task is told
-USUAL_WAYS, USUAL_POOL = 5, 75  # of the benchmarks
 
 
 def pair_inputs(
@@ -48,13 +47,12 @@ def context_inputs(logits: Tensor, target: Tensor, labels: Tensor, unlabelled: i
 def shape_inputs(labels: Tensor, unlabelled: int) -> Tensor:
     """What the shape of a task says of each class, of one-hot labels [n, ways]: [ways, 3].
 
-    log(ways / 5), log n_c (labelled items of the class) and |U| / (|U| + 75) - 1 / 2, all 0 for 5x1+75. The last
-    one is bounded, as a pool may be far larger than those of meta-training.
+    As `shape_sizes`, with log n_c, of the labelled items of the class, in the place of the log of the shots.
     """
-    ways = labels.shape[-1]
     counts = labels.sum(0).clamp_min(1.0).log()
-    sizes = math.log(ways / USUAL_WAYS), unlabelled / (unlabelled + USUAL_POOL) - 0.5
-    return torch.stack([torch.full_like(counts, sizes[0]), counts, torch.full_like(counts, sizes[1])], -1)
+    support, ways = labels.shape
+    of_ways, _, of_pool = (torch.full_like(counts, size) for size in shape_sizes(ways, support, unlabelled))
+    return torch.stack([of_ways, counts, of_pool], -1)
 
 
 def mix_classes(factors: Tensor, x: Tensor, axis: int) -> Tensor:

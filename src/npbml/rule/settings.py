@@ -1,5 +1,6 @@
 """The settings of the rule: head, loss, preconditioner, modulation, inner loop, outer objective."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,6 +8,18 @@ from npbml.errors import SettingError
 from npbml.nets.settings import WarpPosition
 from npbml.parts import LOSS_TERMS, PRECONDITIONERS, HeadName, LossTermName, PreconditionerName
 from npbml.settings import leaves, setting
+
+
+LARGEST_CHANGE = 3.0  # of the log of a temperature, by the shape of a task
+USUAL_WAYS, USUAL_POOL = 5, 75  # of the benchmarks: shapes are told as differences to these
+
+
+def shape_sizes(ways: int, support: int, pool: int) -> tuple[float, float, float]:
+    """The shape of a task in three numbers: log(ways / 5), log(shots), |U| / (|U| + 75) - 1 / 2.
+
+    They are 0 for 5x1+75. The last one is bounded: a pool may be far larger than those of meta-training.
+    """
+    return math.log(ways / USUAL_WAYS), math.log(support / ways), pool / (pool + USUAL_POOL) - 0.5
 
 
 @dataclass(frozen=True)
@@ -24,6 +37,17 @@ class HeadSettings:
     """The head sees embeddings of one length, the root of their width: logits are of cosines."""
     temperature: float = setting(1.0, above=0)
     """Divide the logits of predictions by this; the outer objective does not see it. See train.temperature."""
+    temperature_by_shape: tuple[float, ...] = setting(())
+    """How the log of the temperature changes with log(ways / 5), log(shots) and the size of the pool as the loss is
+    told it; three numbers, or none."""
+
+    def temperature_of(self, ways: int, support: int, pool: int) -> float:
+        """The temperature for a task of this shape."""
+        if not self.temperature_by_shape:
+            return self.temperature
+        sizes = shape_sizes(ways, support, pool)
+        change = sum(slope * size for slope, size in zip(self.temperature_by_shape, sizes, strict=True))
+        return self.temperature * math.exp(min(max(change, -LARGEST_CHANGE), LARGEST_CHANGE))
 
 
 @dataclass(frozen=True)

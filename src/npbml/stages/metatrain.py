@@ -12,7 +12,7 @@ from torch import Tensor
 
 from npbml.data.augment import augmented
 from npbml.data.settings import AugmentSettings
-from npbml.engine.calibration import best_temperature
+from npbml.engine.calibration import best_temperature, temperature_by_shape
 from npbml.engine.capture import Replay
 from npbml.engine.distributed import check_share, rank_slice
 from npbml.engine.evaluate import all_answers, evaluate, learner_answers, over_tasks
@@ -23,17 +23,25 @@ from npbml.errors import NotFiniteError, RunError, SettingError
 from npbml.learner.learner import GROUPS, Learner
 from npbml.measures import MEASURES
 from npbml.randomness import draw_numbers, generator, uniform
+from npbml.rule.settings import shape_sizes
+from npbml.shapes import Shape
 from npbml.stages.settings import TrainSettings
 from npbml.stages.setup import Setup
 from npbml.threads import one_core
 
 WORTH_COMPILING = 3000  # meta-steps: compiling takes one to two minutes, and saves some 20 ms a step
 MOST_COMPILED = 3  # shapes
+SHAPES_FOR_SLOPES = 5  # by which the temperature depends on the shape: three slopes need more shapes than that
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
     "sgd": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
 }
+
+
+def shape_counts(shape: Shape) -> tuple[int, int, int]:
+    """Its classes, labelled and unlabelled items."""
+    return shape.ways, shape.support, shape.pool
 
 
 def as_given(ready: Ready) -> Ready:
@@ -80,7 +88,7 @@ class MetaTrainer:
         if engine.compile == "on" and len(train) > MOST_COMPILED:
             raise SettingError(
                 f"engine.compile=on compiles an inner step for each of {len(train)} shapes, a minute or two each: "
-                f"leave it at auto, which records them in CUDA graphs instead, or give at most {MOST_COMPILED} shapes."
+                f"leave it at auto, which records them in CUDA graphs instead, or give {MOST_COMPILED} shapes."
             )
         if engine.compile == "auto" and (settings.steps < WORTH_COMPILING or len(train) > 1):
             engine = replace(engine, compile="off")
@@ -134,11 +142,21 @@ class MetaTrainer:
             self.module.load_state_dict(state)
             members.append(self._validation_answers())
         self.module.load_state_dict(now)
-        divided = self.setup.learner.head.temperature  # by which the logits are divided already
-        logits = [divided * torch.stack([one for one, _ in shape]).mean(0) for shape in zip(*members, strict=True)]
-        temperature = best_temperature(logits, [labels for _, labels in members[0]])
+        shapes = [source.shape for source in self.val if isinstance(source, TaskSource)]
+        now_by = [self.module.temperature(*shape_counts(shape)) for shape in shapes]  # divided by these already
+        logits = [
+            divided * torch.stack([one for one, _ in shape]).mean(0)
+            for divided, shape in zip(now_by, zip(*members, strict=True), strict=True)
+        ]
+        labels = [labels for _, labels in members[0]]
+        temperature = best_temperature(logits, labels)
+        slopes: tuple[float, ...] = ()
+        if len(shapes) >= SHAPES_FOR_SLOPES:
+            each = [best_temperature(*one) for one in zip(logits, labels, strict=True)]
+            sizes = [shape_sizes(*shape_counts(shape)) for shape in shapes]
+            temperature, slopes = temperature_by_shape(each, sizes)
         self.say(f"{self.method}: temperature {temperature:g}, chosen on meta-validation tasks")
-        return {"head.temperature": temperature}
+        return {"head.temperature": temperature, "head.temperature_by_shape": list(slopes)}
 
     def _validation_answers(self) -> list[tuple[Tensor, Tensor]]:
         """The query logits and labels of the validation tasks of each shape."""

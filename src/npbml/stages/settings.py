@@ -101,6 +101,8 @@ class TrainSettings:
     """States that are kept, the best on validation; at test their logits are averaged."""
     augment: bool = setting(False)
     """Augment the tasks as in pre-training (item 34)."""
+    rotations: bool = setting(False)
+    """Tasks have classes of rotated images too, by 90, 180 and 270 degrees: four times as many to learn from."""
     mix: bool = setting(False)
     """Mix the features of each class of a task with those of another class, which makes new classes of both: their
     weights are drawn from 1/2 to 1. A rule that learns from few classes then fits them less closely."""
