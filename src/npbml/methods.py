@@ -84,7 +84,6 @@ SCRATCH: Tables = {
     "pretrain": {"warp": False},
 }
 
-ONE_VIEW: Tables = {"enlarge": 1.0, "rotations": False, "flip": False}  # of an image, for what scores
 # What a learner for any task is trained on: 2 to 16 classes, with and without a pool, balanced or not.
 ANY_SHAPES = (
     "5x1",
@@ -320,7 +319,7 @@ BUILT_IN: dict[str, Recipe] = {
                 "target": "soft",
                 "score_weight": 1.0,
             },
-            "scorer": {"kind": "soft-kmeans", "temperature": 10.0, "rounds": 6, **ONE_VIEW},
+            "scorer": {"kind": "soft-kmeans", "temperature": 10.0, "rounds": 6, "whiten": False},
             "inner": {"batch": "joint", "final_batch": "query", "max_step": 3.0},
         },
     ),

@@ -220,8 +220,7 @@ SCORERS.built_in("prototypes", _SOFT_KMEANS, "angles in the learner's own encode
 SCORERS.built_in(
     "soft-kmeans",
     "npbml.scorers.learned:LearnedSoftKMeans",
-    "the same, by soft k-means whose numbers are meta-learned",
-    asks_learner=True,
+    "soft k-means on the learner's embeddings, whose numbers are meta-learned",
     learned=True,
 )
 SCORERS.built_in("both", _SOFT_KMEANS, "angles in both, side by side", pretrains=True, asks_learner=True)

@@ -189,3 +189,15 @@ def test_the_noise_of_a_task_is_uniform_and_fixed_by_its_images() -> None:
     swapped = indices.flip(1)
     assert (task_noise(swapped, 40) != noise).any(1).all()
     assert task_noise(indices, 0).shape == (500, 0)
+
+
+def test_rotated_images_are_classes_of_their_own() -> None:
+    classes = class_set([3, 4])
+    rotated = classes.with_rotations()
+    assert len(rotated) == 8 and rotated.counts.tolist() == [3, 4] * 4 and len(set(rotated.names)) == 8
+    assert torch.equal(rotated.images[:7], classes.images)
+    for quarter in range(4):
+        for label in range(2):
+            start, count = int(rotated.starts[2 * quarter + label]), int(classes.counts[label])
+            own = classes.images[int(classes.starts[label]) :][:count]
+            assert torch.equal(rotated.images[start : start + count], own.rot90(quarter, (-2, -1)))

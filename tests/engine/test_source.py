@@ -13,11 +13,12 @@ import torch
 import npbml.engine.source as source_module
 from npbml.data.tasks import ClassSet
 from npbml.engine.execute import Executor
-from npbml.engine.source import Cache, TaskSource
+from npbml.engine.source import Cache, Partners, TaskSource
 from npbml.learner.learner import Learner
 from npbml.learner.prepare import embeddings, normalised
+from npbml.methods import find_recipe
 from npbml.randomness import generator
-from npbml.shapes import benchmark_shape
+from npbml.shapes import benchmark_shape, read_shape
 
 ONE_SHOT = benchmark_shape(3, 1, 1)
 
@@ -200,3 +201,25 @@ def test_frozen_work_that_takes_long_is_told_beforehand(
     monkeypatch.setattr("npbml.engine.source.SLOW", 0.0)
     TaskSource(learner, classes, ONE_SHOT, say=told.append)
     assert told == ["The features of 30 images are computed once, in about 0 min."]
+
+
+@pytest.mark.parametrize("shape", ["3x1+3/1", "2x~2+~3/1"])
+def test_classes_are_mixed_with_their_partners(
+    make_learner: Callable[..., Learner], classes: ClassSet, shape: str
+) -> None:
+    """Of weight 1 nothing is mixed; else each item is one of its class and one of the partner's, both of one rank."""
+    rule = dict(find_recipe("npbml-any").rule)
+    learner = make_learner(**{**rule, "net": {**rule["net"], "filters": 4}})
+    source = TaskSource(learner, classes, read_shape(shape))
+    drawn, others = (source.draw(2, generator(0, name)) for name in ("own", "others"))
+    ways = source.shape.ways
+    plain, labels = source.prepare(drawn)
+    same, _ = source.prepare(drawn, partners=Partners(others, torch.ones(2, ways, dtype=torch.float64)))
+    for one, other in zip(plain, same, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    half, found = source.prepare(drawn, partners=Partners(others, torch.full((2, ways), 0.5, dtype=torch.float64)))
+    assert torch.equal(labels, found)
+    features, images = source.known["features"], drawn.shape[-1] - (0 if source.shape.equal else 2)
+    first = 0.5 * (features[drawn[0, 0, 0]] + features[others[0, 0, 0]])
+    torch.testing.assert_close(half.inner[0, 0], first.to(half.inner), rtol=0, atol=1e-6)
+    assert images == others.shape[-1] - (0 if source.shape.equal else 2)

@@ -12,7 +12,7 @@ from npbml.engine.baselines import PROTOTYPES, mean_answers
 from npbml.engine.evaluate import learner_answers
 from npbml.lab.pipeline import Pipeline
 from npbml.lab.schema import Config, override
-from npbml.lab.shape_tests import BASELINES, known_shapes, paired_on
+from npbml.lab.shape_tests import BASELINES, embedding_learner, known_shapes, paired_on
 from npbml.lab.weights import read_learner
 from npbml.randomness import generator
 from npbml.shapes import read_shape
@@ -66,7 +66,7 @@ def test_what_is_kept_is_what_the_learner_answers(tested: Pipeline) -> None:
 
 
 def test_an_alone_query_gets_the_answer_of_the_nearest_mean(tested: Pipeline) -> None:
-    learner, shape = read_learner(tested, "npbml-any"), read_shape("2x1/2")
+    learner, shape = embedding_learner(tested), read_shape("2x1/2")
     source = tested.task_source(learner, tested.splits["test"], shape)
     indices = source.draw(2, generator(1, "draw"))
     logits, _ = mean_answers(source, PROTOTYPES)(indices)

@@ -26,7 +26,7 @@ def items(seed: int = 0, ways: int = 4, shots: int = 2, pool: int = 12) -> tuple
 
 
 def learned(angles: int | None = None, **settings: Any) -> LearnedSoftKMeans:
-    scorer = LearnedSoftKMeans(3, ScorerSettings(**settings)).double()
+    scorer = LearnedSoftKMeans(3, ScorerSettings(**settings, whiten=True)).double()
     if angles is not None:
         with torch.no_grad():
             scorer.mixture[angles] = 100.0

@@ -152,7 +152,7 @@ class TaskSource:
         )
         mixed = torch.lerp(other.to(weight.dtype), own.to(weight.dtype), weight)
         scorer, found = self.learner.scorer, {"features": mixed}
-        if scorer is not None:
+        if scorer is not None and scorer.embeds:
             flat = scorer.embed(mixed.flatten(0, 1), lambda features: features)
             found["embeddings"] = flat.unflatten(0, mixed.shape[:2])
         return found

@@ -19,7 +19,7 @@ from npbml.engine.source import TaskSource
 from npbml.errors import DataError, SettingError
 from npbml.json_files import read_json, write_json
 from npbml.lab.run import Run
-from npbml.lab.schema import method_config
+from npbml.lab.schema import method_config, override
 from npbml.lab.weights import fresh_learner
 from npbml.learner.learner import Learner
 from npbml.measures import ACCURACY, Figure
@@ -49,7 +49,7 @@ def try_shapes(run: Run, method: str, learners: list[Learner], tick: Tick, split
 
 def try_baselines(run: Run, tick: Tick, split: str = "test") -> dict[str, dict[str, Any]]:
     """Test nearest class means and soft k-means on each shape; the numbers of soft k-means are chosen for it."""
-    learner = fresh_learner(run, method_config(run.config, "npbml-any"))
+    learner = embedding_learner(run)
     config, found = run.config, {}
     by = CHOSEN_BY, config.test.batch_size, config.seed
     for name in BASELINES:
@@ -62,6 +62,12 @@ def try_baselines(run: Run, tick: Tick, split: str = "test") -> dict[str, dict[s
 
         found[name] = _tested(run, name, answer, tick, split)
     return found
+
+
+def embedding_learner(run: Run) -> Learner:
+    """A learner whose tasks have the embeddings of the encoder as it was pre-trained, each image by itself."""
+    config = method_config(run.config, "npbml-any")
+    return fresh_learner(run, override(config, {"scorer": {"kind": "prototypes"}}))
 
 
 def _tested(

@@ -54,8 +54,8 @@ def make_scorer(settings: LearnerSettings, images: ImageSpec, random: torch.Gene
     if scorer.embeds:
         set_norm(scorer, "running")
     initialise(scorer, settings.init.std, random)
-    for part in scorer.children() if scorer.learned else (scorer,):
-        freeze(part)
+    if not scorer.learned:
+        freeze(scorer)
     return scorer
 
 

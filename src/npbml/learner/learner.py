@@ -220,7 +220,10 @@ class Learner(nn.Module):
         """The frozen work of one task with the scores of its pool, where the scorer learns with the rule."""
         if self.scorer is None or not self.scorer.learned or not len(prepared.scores):
             return prepared
-        return prepared._replace(scores=self.scorer.scores(prepared.similarities, prepared.labels))
+        support, ways = prepared.labels.shape
+        embeddings = self._embeddings(self.start(ways), prepared.inner, self.modulations(prepared))
+        scores = self.scorer.scores(embeddings[:support], prepared.labels, embeddings[support:])
+        return prepared._replace(scores=scores)
 
     def task_loss(self, prepared: Prepared, query_labels: Tensor, outer: Outer | None = None) -> Tensor:
         """L_meta of one task; by the objective at the end of meta-training, if none is given."""
@@ -374,10 +377,15 @@ class Learner(nn.Module):
         return self.settings.inner.test_steps or self.settings.inner.steps
 
     def _forward(self, theta: Parameters, features: Tensor, fixed: Modulations, step: int = 0) -> Tensor:
-        """Logits of stem features at theta: f = h o z (Equation 10).
+        """Logits of stem features at theta: f = h o z (Equation 10)."""
+        embeddings = self._embeddings(theta, features, fixed, step)
+        head = self.head.start(self.settings.outputs)
+        if "head.weight" in theta:
+            head = theta["head.weight"], theta["head.bias"]
+        return self.head(embeddings, *head)
 
-        The tail computes in the precision of the features, the head in that of the parameters.
-        """
+    def _embeddings(self, theta: Parameters, features: Tensor, fixed: Modulations, step: int = 0) -> Tensor:
+        """z of stem features at theta, computed in their precision, in the precision of the parameters."""
         tail = {name.removeprefix(TAIL): value for name, value in theta.items() if name.startswith(TAIL)}
         tail |= {name: attrgetter(name)(self.network.tail)[step] for name in self._by_step}
         if features.dtype != self.head.weight.dtype:
@@ -387,11 +395,7 @@ class Learner(nn.Module):
                 **tail,
             }
             tail = {name: self._as_computed(value, features) for name, value in whole.items()}
-        embeddings = call_with(self.network.tail, tail, features, fixed)
-        head = self.head.start(self.settings.outputs)
-        if "head.weight" in theta:
-            head = theta["head.weight"], theta["head.bias"]
-        return self.head(embeddings.to(head[0].dtype), *head)
+        return call_with(self.network.tail, tail, features, fixed).to(self.head.weight.dtype)
 
     def _as_computed(self, value: Tensor, features: Tensor) -> Tensor:
         """A tensor of the tail in the features' precision; filters have channels last where vmap is not about."""

@@ -27,10 +27,9 @@ class Prepared(NamedTuple):
     inner: Tensor  # [items of the inner batch, filters, h, w], support first
     final: Tensor  # [items of the final batch, filters, h, w], query last
     labels: Tensor  # [support, outputs]: one-hot, or values
-    scores: Tensor  # [unlabelled, ways], or [unlabelled, 0] where no loss asks for them
+    scores: Tensor  # [unlabelled, ways], or [unlabelled, 0] where no loss asks for them; see `Learner.scored`
     noise: Tensor  # uniform in (0, 1), as many as the preconditioner asks for
     queries: Tensor  # [query, 0]: no numbers, but as many rows as there are query items
-    similarities: Tensor  # of the items that a learned scorer looks at, or [0]; see `Learner.scored`
 
 
 class Counts(NamedTuple):
@@ -100,8 +99,7 @@ def cacheable_features(learner: "Learner") -> dict[str, Cacheable]:
     if scorer is not None and scorer.embeds:
         asked = scorer.tail is not None
         if found or not asked:
-            own = tuple(scorer.children()) if scorer.learned else (scorer,)  # without what learns with the rule
-            networks = (stem, *own) if asked else own
+            networks = (stem, scorer) if asked else (scorer,)
             embed = Cacheable(
                 lambda x: embeddings(learner, normalised(learner, x)), networks, scorer.view_settings
             )
@@ -112,7 +110,7 @@ def cacheable_features(learner: "Learner") -> dict[str, Cacheable]:
 def needs_images(learner: "Learner", known: Known) -> bool:
     """Whether the frozen work of tasks takes more than what is known of their images."""
     scorer = learner.scorer
-    scored = scorer is None or (scorer.embeds and "embeddings" in known)
+    scored = scorer is None or scorer.learned or (scorer.embeds and "embeddings" in known)
     return "features" not in known or not scored
 
 
@@ -139,7 +137,8 @@ def prepare_tasks(
         final_batch: In the place of inner.final_batch.
     """
     known, tasks, inner = known or {}, len(support_labels), learner.settings.inner
-    dtype, scored = learner.mean.dtype, learner.scorer is not None and counts.pool > 0
+    dtype, scorer = learner.mean.dtype, learner.scorer
+    scored = scorer is not None and not scorer.learned and counts.pool > 0
     batches = counts.ranges(inner.batch, final_batch or inner.final_batch)
     wanted = tuple(dict.fromkeys(batches))  # once, where both batches are the same
     features, seen_by_rule = known.get("features"), counts.support + counts.pool
@@ -156,7 +155,7 @@ def prepare_tasks(
         every = made.get(((0, seen_by_rule),)) if features is None else features[task, :seen_by_rule].to(dtype)
         own = {name: values[task, :seen_by_rule] for name, values in known.items()}
         seen = None if seen is None else seen[:seen_by_rule]
-        return *made.values(), _scoring(learner, seen, every, support_labels[task], outputs, own)
+        return *made.values(), _scores(learner, seen, every, support_labels[task], outputs, own)
 
     found: tuple[Tensor, ...] = ()
     if features is None or scored:
@@ -167,17 +166,15 @@ def prepare_tasks(
         made = {ranges: taken(features, ranges, 1).to(dtype).contiguous() for ranges in wanted}
     else:
         made = dict(zip(wanted, found, strict=False))
-    learned = learner.scorer is not None and learner.scorer.learned
-    scores = learner.mean.new_zeros(tasks, counts.pool, outputs if learner.scorer is not None else 0)
+    scores = learner.mean.new_zeros(tasks, counts.pool, outputs if scorer is not None else 0)
     return Prepared(
         inner=made[batches[0]],
         final=made[batches[1]],
         labels=learner.target(support_labels, outputs, dtype),
-        scores=found[-1] if scored and not learned else scores,
+        scores=found[-1] if scored else scores,
         # Without a draw the middle of the range: of random masks, the likelier value.
         noise=learner.mean.new_full((tasks, learner.precondition.noise), 0.5),
         queries=learner.mean.new_zeros(tasks, counts.queries, 0),
-        similarities=found[-1] if scored and learned else learner.mean.new_zeros(tasks, 0),
     )
 
 
@@ -187,13 +184,10 @@ def taken(items: Tensor, ranges: Ranges, dimension: int = 0) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dimension)
 
 
-def _scoring(
+def _scores(
     learner: "Learner", seen: Tensor | None, joint: Tensor | None, labels: Tensor, outputs: int, known: Known
 ) -> Tensor:
-    """The scores of a task's pool, or what a learned scorer makes them of.
-
-    `joint` are the stem's features of support and pool, where they are known.
-    """
+    """The scores of a task's pool; `joint` are the stem's features of support and pool, where they are known."""
     assert learner.scorer is not None
     if not learner.scorer.embeds:
         assert seen is not None
@@ -204,6 +198,4 @@ def _scoring(
         assert seen is not None
         items = embeddings(learner, seen, joint)
     support, query = items.tensor_split([len(labels)])
-    if learner.scorer.learned:
-        return learner.scorer.similarities(support, query).to(learner.mean.dtype)
     return learner.scorer(support, labels, query, outputs).to(learner.mean.dtype)

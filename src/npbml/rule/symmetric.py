@@ -24,29 +24,18 @@ from npbml.rule.pairs import CONTEXT, INPUTS, context_inputs, pair_inputs
 from npbml.rule.settings import LossSettings
 
 
-import os
-
-ATTEND, ATT = bool(os.environ.get("ATTEND")), 8
-
-
 class SymmetricTerm(NetworkTerm):
     """The network m, and the mean over items of its sum over classes."""
 
     needs_classes = True
 
     def __init__(self, sizes: Sizes, settings: LossSettings) -> None:
-        inputs = INPUTS + settings.balanced + CONTEXT * settings.context
-        super().__init__(inputs + ATT * ATTEND, settings)
-        if ATTEND:
-            self.query, self.value = torch.nn.Linear(inputs, 1), torch.nn.Linear(inputs, ATT)
+        super().__init__(INPUTS + settings.balanced + CONTEXT * settings.context, settings)
 
     def of(self, logits: Tensor, target: Tensor, loss: Tensor, items: Items) -> Tensor:
         pairs = pair_inputs(logits, target, loss, self.settings.balanced)
         if self.settings.context:
             pairs = torch.cat([pairs, context_inputs(logits, target, items.labels, len(items.query))], -1)
-        if ATTEND:
-            seen = (self.query(pairs).softmax(1) * self.value(pairs)).sum(1, keepdim=True)
-            pairs = torch.cat([pairs, seen.expand(-1, pairs.shape[1], -1)], -1)
         return pairs.shape[1] * self.mean_loss(pairs.flatten(0, 1))
 
 

@@ -44,12 +44,8 @@ class Scorer(nn.Module):
         """support [n, ...], labels [n], query [m, ...] -> scores [m, ways]"""
         raise TypeError(f"{type(self).__name__} is a scorer without a `forward`: define one.")
 
-    def similarities(self, support: Tensor, unlabelled: Tensor) -> Tensor:
-        """Of a learned scorer: its frozen work on the embeddings of a task."""
-        raise TypeError(f"{type(self).__name__} is a learned scorer without `similarities`: define them.")
-
-    def scores(self, similarities: Tensor, members: Tensor) -> Tensor:
-        """Of a learned scorer: scores [m, ways] of its frozen work and one-hot labels [n, ways]."""
+    def scores(self, support: Tensor, members: Tensor, unlabelled: Tensor) -> Tensor:
+        """Of a learned scorer: scores [m, ways], by embeddings [n, width] and [m, width], one-hot labels [n, ways]."""
         raise TypeError(f"{type(self).__name__} is a learned scorer without `scores`: define them.")
 
     def embed(self, images: Tensor, stem: Callable[[Tensor], Tensor]) -> Tensor:
