@@ -207,7 +207,7 @@ def test_frozen_work_that_takes_long_is_told_beforehand(
 def test_classes_are_mixed_with_their_partners(
     make_learner: Callable[..., Learner], classes: ClassSet, shape: str
 ) -> None:
-    """Of weight 1 nothing is mixed; else each item is one of its class and one of the partner's, both of one rank."""
+    """Of weight 1 nothing is mixed; else an item is mixed with that of its partner class in the same place."""
     rule = dict(find_recipe("npbml-any").rule)
     learner = make_learner(**{**rule, "net": {**rule["net"], "filters": 4}})
     source = TaskSource(learner, classes, read_shape(shape))

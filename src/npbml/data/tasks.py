@@ -125,7 +125,7 @@ class ClassSet:
         )
 
     def with_rotations(self) -> "ClassSet":
-        """Four times as many classes: those of images rotated by 90, 180 and 270 degrees are classes of their own."""
+        """Four times as many classes: images rotated by 90, 180 and 270 degrees are classes of their own."""
         count = len(self.images)
         return dataclasses.replace(
             self,

@@ -9,7 +9,6 @@ from npbml.nets.settings import WarpPosition
 from npbml.parts import LOSS_TERMS, PRECONDITIONERS, HeadName, LossTermName, PreconditionerName
 from npbml.settings import leaves, setting
 
-
 LARGEST_CHANGE = 3.0  # of the log of a temperature, by the shape of a task
 USUAL_WAYS, USUAL_POOL = 5, 75  # of the benchmarks: shapes are told as differences to these
 
@@ -38,8 +37,8 @@ class HeadSettings:
     temperature: float = setting(1.0, above=0)
     """Divide the logits of predictions by this; the outer objective does not see it. See train.temperature."""
     temperature_by_shape: tuple[float, ...] = setting(())
-    """How the log of the temperature changes with log(ways / 5), log(shots) and the size of the pool as the loss is
-    told it; three numbers, or none."""
+    """How the log of the temperature changes with log(ways / 5), log(shots) and the size of the pool, as
+    `shape_sizes` has them; three numbers, or none."""
 
     def temperature_of(self, ways: int, support: int, pool: int) -> float:
         """The temperature for a task of this shape."""
