@@ -45,7 +45,7 @@ class Scorer(nn.Module):
         raise TypeError(f"{type(self).__name__} is a scorer without a `forward`: define one.")
 
     def scores(self, support: Tensor, members: Tensor, unlabelled: Tensor) -> Tensor:
-        """Of a learned scorer: embeddings [n, width] with one-hot labels, and of the pool [m, width] -> [m, ways]"""
+        """Of a learned scorer: embeddings [n, width] of one-hot labels [n, ways], and of the pool, to scores."""
         raise TypeError(f"{type(self).__name__} is a learned scorer without `scores`: define them.")
 
     def embed(self, images: Tensor, stem: Callable[[Tensor], Tensor]) -> Tensor:

@@ -12,9 +12,9 @@ class ScorerSettings:
     """What scores query items."""
 
     kind: ScorerName = setting(ScorerName("relation-network"), values={"network": "relation-network"})
-    """relation-network; or angles between embeddings of a ResNet-12 that is pre-trained to score (encoder), of the
-    learner's own encoder as it was pre-trained (prototypes), or of both side by side (both); or soft k-means, whose
-    numbers are meta-learned, on the embeddings that the learner starts from (soft-kmeans); or a user's own."""
+    """relation-network; or angles between embeddings of a ResNet-12 that is pre-trained to score (encoder), of
+    the learner's own encoder as it was pre-trained (prototypes), or of both side by side (both); or soft k-means,
+    whose numbers are meta-learned, on the embeddings that the learner starts from (soft-kmeans); or your own."""
     temperature: float = setting(10.0, above=0)
     """Of embeddings: what the cosines are multiplied by before softmax."""
     enlarge: float = setting(1.0, low=1, was="enlarged")
