@@ -3,8 +3,8 @@
 python benchmarks/robustness.py --learner cifar-fs-conv4 --dataset cifar-fs --tasks 100000
 
 Shapes have 2 to 20 classes, 1 to 6 labelled items of each, also unequal numbers, and pools of 0 to 60 items, also
-unbalanced. A third of the tasks has real images, a third images of random bytes, a third images of one colour, many
-of them equal. Prints how many answers were not finite, or not probabilities; saves nothing.
+unbalanced. A third of the tasks has real images, a third images of random bytes, a third images of one colour,
+many of them equal. Prints how many answers were not finite, or not probabilities; saves nothing.
 """
 
 import argparse
@@ -60,9 +60,9 @@ def main() -> None:
     learner, random = npbml.load(options.learner), generator(0, "robustness")
     classes = shown_to(open_dataset(options.dataset).classes("test"), learner.images).to(learner.mean.device)
     executor, cache = Executor(learner), {}
-    of_kind, done, wrong, started = list(kinds(classes, random).items()), 0, 0, time.monotonic()
+    of_kind, done, wrong, started = list(kinds(classes, random).values()), 0, 0, time.monotonic()
     while done < options.tasks:
-        name, images = of_kind[done // TOGETHER % len(of_kind)]
+        images = of_kind[done // TOGETHER % len(of_kind)]
         source = TaskSource(learner, images, random_shape(random), cache=cache)
         prepared, _ = source.prepare(source.draw(TOGETHER, random))
         wrong += not_probabilities(executor.logits(prepared))

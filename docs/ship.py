@@ -17,14 +17,16 @@ from npbml.json_files import read_json
 from npbml.learner.file import about_learner
 from npbml.tensor_files import save_tensors
 
-FROZEN = ("network.stem.", "relation.")  # of a learner's state
-
 
 def main(run: str, method: str, name: str) -> None:
     source = Path(run)
     learner = load(source, method, device="cpu")
+    # Of a learner's state; a scorer that learns with the rule is not frozen.
+    frozen = (
+        ("network.stem.",) if learner.scorer is None or learner.scorer.learned else ("network.stem.", "relation.")
+    )
     tensors = {
-        key: tensor.to(torch.float16) if key.startswith(FROZEN) else tensor
+        key: tensor.to(torch.float16) if key.startswith(frozen) else tensor
         for key, tensor in learner.state_dict().items()
     }
     about = {"method": method, "results": read_json(source / "results.json")}

@@ -86,18 +86,9 @@ SCRATCH: Tables = {
 
 # What a learner for any task is trained on: 2 to 16 classes, with and without a pool, balanced or not.
 ANY_SHAPES = (
-    "5x1",
-    "5x5",
-    "5x1+75",
-    "5x5+75",
-    "5x1+~75",
-    "5x5+~75",
-    "2x~3+~30",
-    "3x1+15",
-    "10x1+150",
-    "10x~3+~50",
-    "16x1+240",
-    "5x~2+~5",
+    *("5x1", "5x5", "2x~3", "10x1", "10x~3"),
+    *("5x1+75", "5x5+75", "3x1+15", "3x5+45", "10x1+150", "16x1+240"),
+    *("5x1+~75", "5x5+~75", "2x~3+~30", "10x~3+~50", "5x~2+~5"),
 )
 
 
