@@ -19,7 +19,7 @@ from npbml.learner.learner import GROUPS, Learner
 from npbml.learner.settings import ImageSpec
 from npbml.randomness import generator
 from npbml.rule.objective import Outer
-from npbml.shapes import benchmark_shape
+from npbml.shapes import benchmark_shape, read_shape
 from npbml.stages.loop import run_stage
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.observer import Observer
@@ -363,3 +363,65 @@ def test_a_rate_that_is_far_too_high_is_told_and_the_best_state_is_kept(tmp_path
     ((best, step),) = about["kept"]
     assert step == 0 and best >= 0
     assert all(torch.equal(tensors[f"best.0.{name}"], tensor) for name, tensor in start.items())
+
+
+def any_trainer(shapes: tuple[str, ...], also: dict[str, Any] | None = None, **train: Any) -> MetaTrainer:
+    """A trainer of npbml-any, with a source for each shape."""
+    changes = {**SMALL, "shapes": list(shapes), "train": {**TRAIN, **train}, **(also or {})}
+    config = method_config(override(preset("quick"), SMALL), "npbml-any")
+    config = override(config, changes)
+    learner = Learner(config.learner, ImageSpec(1, 16, (0.5,), (0.25,)), config.seed)
+    classes = [easy(*of) for of in ((8, "train"), (6, "val"))]
+    sources = [[TaskSource(learner, split, read_shape(shape)) for shape in shapes] for split in classes]
+    setup = Setup(config.learner, 1, 2, config.seed, config.engine, torch.device("cpu"), 3)
+    return MetaTrainer(setup, config.train, "npbml-any", learner, *sources, config.pretrain.augment)
+
+
+SHAPES = ("2x1/1", "3x~2+~4/0", "4x1+4/1", "3x1+3/1", "2x2+~3/1")
+
+
+def test_the_shape_of_a_step_depends_on_its_number_alone() -> None:
+    trainer, other = any_trainer(SHAPES), any_trainer(SHAPES)
+    drawn = [trainer.train.index(trainer._source(index)) for index in range(60)]
+    assert [other.train.index(other._source(index)) for index in reversed(range(60))] == drawn[::-1]
+    assert set(drawn) == set(range(len(SHAPES)))
+
+
+@pytest.mark.parametrize("train", [{}, {"mix": True}], ids=str)
+def test_a_run_over_shapes_is_resumed_bit_for_bit(train: dict[str, Any]) -> None:
+    trainer, resumed = any_trainer(SHAPES, **train), any_trainer(SHAPES, **train)
+    for index in range(3):
+        assert math.isfinite(trainer.step(index)["loss"])
+    resumed.module.load_state_dict(trainer.module.state_dict())
+    resumed.optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
+    for index in range(3, 6):
+        assert trainer.step(index) == resumed.step(index)
+    assert moved(state(trainer), state(resumed)) == set()
+    assert trainer.validate() == resumed.validate()
+
+
+def test_mixed_classes_give_other_steps() -> None:
+    assert any_trainer(SHAPES).step(0) != any_trainer(SHAPES, mix=True).step(0)
+
+
+def test_every_group_learns_over_shapes() -> None:
+    trainer = any_trainer(SHAPES)
+    before = {name: parameter.detach().clone() for name, parameter in trainer.module.named_parameters()}
+    for index in range(6):
+        trainer.step(index)
+    changed = moved(before, dict(trainer.module.named_parameters()))
+    assert all(changed & set(part) for part in trainer.module.groups().values())
+    assert {"scorer.numbers", "scorer.mixture", "loss.score_weight", "loss.symmetric_query.gate"} <= changed
+
+
+def test_the_temperature_follows_the_shape_where_there_are_enough_of_them() -> None:
+    many, few = any_trainer(SHAPES, temperature="validation"), any_trainer(SHAPES[:2], temperature="validation")
+    chosen = many.conclude([many.result()])
+    assert chosen["head.temperature"] > 0 and len(chosen["head.temperature_by_shape"]) == 3
+    assert few.conclude([few.result()])["head.temperature_by_shape"] == []
+
+
+def test_many_shapes_are_not_compiled() -> None:
+    assert any_trainer(SHAPES, steps=5000).meta_step.settings.compile == "off"
+    with pytest.raises(SettingError, match="for each of 5 shapes"):
+        any_trainer(SHAPES, also={"engine": {"compile": "on"}})
