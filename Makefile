@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: run test lint clean
 
 run: $(INSTALLED)
-	$(BIN)/npbml run
+	$(BIN)/npbml run --baselines npbml-any maml prototypes
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
