@@ -205,11 +205,12 @@ def test_the_cells_of_npbml_are_those_of_the_result_files(refresh: ModuleType) -
 
 
 def test_figures_of_the_readme_are_results() -> None:
-    """Those of its section on results: of the tables, or of the learner that comes with the package."""
+    """Those of its section on results: of the tables, by shape, or of the learner that comes with the package."""
     section = text_of(README).partition("## Results\n")[2].partition("\n## ")[0]
     with safe_open(LEARNERS / "cifar-fs-conv4.safetensors", "pt") as file:
         (own,) = json.loads(file.metadata()["about"])["results"]
     known = text_of(ROOT / "results" / "tables.md") + f"{own['accuracy']:.2f} ± {own['ci95']:.2f}"
+    known += "".join(text_of(file) for file in sorted((ROOT / "results" / "shapes").glob("*.md")))
     figures = re.findall(r"\d+\.\d\d ± \d+\.\d\d", section)
     assert len(figures) > 20
     assert not [figure for figure in figures if figure not in known]
