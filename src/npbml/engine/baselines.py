@@ -15,7 +15,7 @@ from npbml.engine.evaluate import Answer, all_answers
 from npbml.engine.source import TaskSource
 from npbml.errors import DataError
 from npbml.rule.loss import one_hot
-from npbml.scorers.whiten import whitened_products
+from npbml.scorers.whiten import whitened_cosines
 
 EPS = 1e-12
 MOST_WHITENED = 400  # items of a task: the root of their matrix takes seconds from there on
@@ -55,9 +55,7 @@ def item_angles(items: Tensor, seen: int, kind: str) -> Tensor:
         return unit @ unit.T
     if seen < len(items):
         raise DataError("Whitened angles are those of support and pool: there are queries beside the pool.")
-    found = whitened_products(unit)
-    scale = found.diagonal().clamp_min(EPS).rsqrt()
-    return (scale[:, None] * found * scale).to(items.dtype)
+    return whitened_cosines(unit)
 
 
 def mean_logits(angles: Tensor, members: Tensor, pool: int, how: FixedMeans) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from npbml.rule.pairs import shape_inputs
 from npbml.scorers.scorer import Scorer
 from npbml.scorers.settings import ScorerSettings
-from npbml.scorers.whiten import whitened_products
+from npbml.scorers.whiten import whitened_cosines
 
 LARGEST = 6.0  # of the logarithms of tau and kappa, and of b, so that no scores overflow
 SPEED = 10.0  # a few numbers learn this much faster than the weights of networks, by one rate for all of phi
@@ -80,7 +80,5 @@ class LearnedSoftKMeans(Scorer):
         plain, centred = F.normalize(items, dim=1), F.normalize(items - items.mean(0), dim=1)
         kinds = [plain @ plain.T, centred @ centred.T]
         if self.settings.whiten:
-            whitened = whitened_products(centred)
-            scale = whitened.diagonal().clamp_min(EPS).rsqrt()
-            kinds.append((scale[:, None] * whitened * scale).to(items.dtype))
+            kinds.append(whitened_cosines(centred))
         return torch.einsum("a,aij->ij", weights, torch.stack(kinds))

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 LEAST = 1e-5  # of the norm of a matrix, which is added to its eigenvalues
+SMALLEST = 1e-12  # of a squared length that is divided by
 
 
 def whiten(items: Tensor) -> Tensor:
@@ -16,11 +17,13 @@ def whiten(items: Tensor) -> Tensor:
     return matrix_root(matrix_root(wide @ wide.T)).to(items.dtype)
 
 
-def whitened_products(items: Tensor) -> Tensor:
-    """The inner products of `whiten(items)` [n, n], by one root instead of two."""
+def whitened_cosines(items: Tensor) -> Tensor:
+    """The cosines [n, n] of `whiten(items)` with each other, by one root instead of two."""
     wide = items.double()
     root = matrix_root(wide @ wide.T)
-    return root + LEAST * root.norm() * torch.eye(len(root), dtype=root.dtype, device=root.device)
+    products = root + LEAST * root.norm() * torch.eye(len(root), dtype=root.dtype, device=root.device)
+    scale = products.diagonal().clamp_min(SMALLEST).rsqrt()
+    return (scale[:, None] * products * scale).to(items.dtype)
 
 
 def matrix_root(matrix: Tensor, steps: int = 20, least: float = LEAST) -> Tensor:
