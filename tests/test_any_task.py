@@ -100,7 +100,8 @@ def test_the_pool_matters_and_its_order_does_not(
 def test_n3_without_a_pool_and_a_learned_rule_it_is_maml(
     any_learner: Callable[..., Learner], pooled: Callable[..., Task]
 ) -> None:
-    learner, maml = any_learner(), any_learner("maml-any", warp={"kind": "none"})
+    inner = {"lr": 0.05}
+    learner, maml = any_learner(inner=inner), any_learner("maml-any", warp={"kind": "none"}, inner=inner)
     with torch.no_grad():
         for name, parameter in learner.named_parameters():
             if "film" in name or name.startswith(("loss.", "scorer.")) or name.endswith("warp.bias"):

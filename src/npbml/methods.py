@@ -322,7 +322,7 @@ BUILT_IN: dict[str, Recipe] = {
                 "shapes": list(ANY_SHAPES),
                 "net": {"stem_norm": "running", "tail_norm": "running"},
                 "head": {"kind": "unicorn", "normalised": True, "centred": False},
-                "inner": {"batch": "support", "final_batch": "query", "max_step": 3.0},
+                "inner": {"batch": "support", "final_batch": "query", "max_step": 3.0, "lr": 0.03},
             },
         ),
     ),
