@@ -75,8 +75,11 @@ def mean_logits(angles: Tensor, members: Tensor, pool: int, how: FixedMeans) -> 
     return found
 
 
-def mean_answers(source: TaskSource, how: FixedMeans) -> Answer:
-    """The logits of soft k-means for tasks of a source whose learner's encoder scores."""
+def mean_answers(source: TaskSource, *choices: FixedMeans) -> Answer:
+    """The logits of soft k-means for tasks of a source whose learner's encoder scores, [tasks, queries, ways].
+
+    Of several choices, all of the same angles, which are found once: [tasks, choices, queries, ways].
+    """
     shape, embeddings = source.shape, source.known.get("embeddings")
     if embeddings is None:
         raise DataError("There is no room for the embeddings of all images, by which class means are found.")
@@ -84,12 +87,14 @@ def mean_answers(source: TaskSource, how: FixedMeans) -> Answer:
 
     def one(items: Tensor, labels: Tensor) -> Tensor:
         members = one_hot(labels, shape.ways, items.dtype)
-        return mean_logits(item_angles(items, seen, how.angles), members, shape.pool, how)
+        angles = item_angles(items, seen, choices[0].angles)
+        return torch.stack([mean_logits(angles, members, shape.pool, how) for how in choices])
 
     def answer(indices: Tensor) -> tuple[Tensor, Tensor]:
         support, labels, query, query_labels = task_items(shape, indices)
         items = torch.cat([support, query], 1).to(embeddings.device)
-        return torch.vmap(one)(embeddings[items].float(), labels.to(embeddings.device)), query_labels
+        found = torch.vmap(one)(embeddings[items].float(), labels.to(embeddings.device))
+        return found if len(choices) > 1 else found[:, 0], query_labels
 
     return answer
 
@@ -100,20 +105,19 @@ def best_means(source: TaskSource, tasks: int, batch_size: int, seed: int) -> Fi
     if not shape.pool:
         return PROTOTYPES
     found: dict[FixedMeans, float] = {}
-    for how in GRID:
-        if how.angles == "whitened" and (shape.queries or shape.support + shape.pool > MOST_WHITENED):
+    for kind in ("plain", "centred", "whitened"):
+        if kind == "whitened" and (shape.queries or shape.support + shape.pool > MOST_WHITENED):
             continue
-        logits, labels = _validation(source, how, tasks, batch_size, seed)
-        found[how] = (logits.argmax(-1) == labels).double().mean().item()
+        choices = [how for how in GRID if how.angles == kind]
+        answer = mean_answers(source, *choices)
+        logits, labels = all_answers(answer, source.draw, tasks, batch_size, seed, "validation")
+        right = (logits.argmax(-1) == labels.unsqueeze(1)).double().mean((0, 2))
+        found |= dict(zip(choices, right.tolist(), strict=True))
     return max(found, key=lambda how: found[how])
 
 
 def mean_temperature(source: TaskSource, how: FixedMeans, tasks: int, batch_size: int, seed: int) -> float:
     """By what the logits are to be divided, by validation tasks."""
-    return best_temperature(*_validation(source, how, tasks, batch_size, seed))
-
-
-def _validation(
-    source: TaskSource, how: FixedMeans, tasks: int, batch_size: int, seed: int
-) -> tuple[Tensor, Tensor]:
-    return all_answers(mean_answers(source, how), source.draw, tasks, batch_size, seed, "validation")
+    return best_temperature(
+        *all_answers(mean_answers(source, how), source.draw, tasks, batch_size, seed, "validation")
+    )
