@@ -566,4 +566,4 @@ def test_recipes_are_told_apart_by_what_they_compute(method: Callable[..., Learn
         for other, theirs in seen.items():
             assert (logits - theirs).abs().max() > 1e-6, (name, other)
         seen[name] = logits
-    assert len(seen) == 15
+    assert len(seen) == 16

@@ -20,7 +20,7 @@ class Recording:
 
     made = 0
 
-    def __init__(self, function: object, inputs: object, state: object) -> None:
+    def __init__(self, function: object, inputs: object, state: object, pool: object = None) -> None:
         Recording.made += 1
         self.function = function
 

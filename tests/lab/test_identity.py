@@ -322,14 +322,8 @@ def test_a_relation_network_of_version_one_is_called_so_now() -> None:
 def test_every_setting_of_version_one_has_its_place() -> None:
     today = {leaf.old_name for leaf in leaves(Config())}
     later = {"loss.terms", "loss.symmetric_support", "loss.symmetric_query", "loss.balanced", "symmetric"}
-    later |= {
-        "head.temperature",
-        "train.temperature",
-        "head.normalised",
-        "inner.max_step",
-        "loss.context",
-        "shapes",
-    }
+    later |= {"head.temperature", "head.temperature_by_shape", "head.normalised", "inner.max_step", "loss.context"}
+    later |= {"shapes", "train.temperature", "train.rotations", "train.mix", "test.shapes", "test.shape_tasks"}
     assert set(flat(OLD)) == (today - later) | set(REMOVED)
 
 

@@ -58,7 +58,7 @@ class Replay:
     ) -> None:
         self.what, self.on, self.say, self.state = what, on, say, state
         self.recorded: dict[Hashable, Captured] = {}
-        self.pool = torch.cuda.graph_pool_handle() if on else None
+        self.pool = torch.cuda.graph_pool_handle() if on and torch.cuda.is_available() else None
 
     def __call__(self, function: Callable[..., Any], inputs: Sequence[Any], key: Hashable) -> Any:
         """function(*inputs), from the recording for `key` and the shapes and types of the inputs.
