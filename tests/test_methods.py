@@ -56,7 +56,9 @@ def batch(size: int = 16) -> Task:
 
 def test_every_system_of_the_paper_is_there() -> None:
     assert (
-        {*SYSTEMS, *ABLATIONS, "npbml-sym", "npbml-any", "maml-any", "npbml-quirks"} == set(BUILT_IN) == set(trained_methods())
+        {*SYSTEMS, *ABLATIONS, "npbml-sym", "npbml-any", "maml-any", "npbml-quirks"}
+        == set(BUILT_IN)
+        == set(trained_methods())
     )
     assert set(METHODS) == {*BUILT_IN, "prototypes"} and not trains("prototypes")
     assert all(METHODS.get(name) is recipe for name, recipe in BUILT_IN.items())
