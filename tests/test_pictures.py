@@ -1,8 +1,10 @@
 """The one reader of pictures: the same picture in any form, through any door, is the same bytes."""
 
 import io
+import sys
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, features
 
-from npbml.classifier import FewShotClassifier
-from npbml.data.folder import read_class_folders, read_pictures, read_pictures_by_class
+from npbml.classifier.reading import read_pictures as read_for_learner
+from npbml.data.folder import read_pictures_by_class
 from npbml.errors import DataError
+from npbml.lab.labelling import Reader
 from npbml.learner.settings import ImageSpec
-from npbml.pictures import is_grey, picture_bytes, picture_list, read_picture
+from npbml.pictures import UnreadableError, is_grey, picture_bytes, picture_list, read_picture
 
 SIZE = 6
 random = np.random.default_rng(0)
@@ -168,11 +171,10 @@ def expected_bytes(pixels: np.ndarray, channels: int) -> np.ndarray:
     return resized.reshape(SIZE, SIZE, channels).transpose(2, 0, 1)
 
 
-def classifier(channels: int) -> FewShotClassifier:
-    """Of its learner it asks only what pictures it takes."""
-    spec = ImageSpec(channels, SIZE, (0.5,) * channels, (0.25,) * channels)
-    learner: Any = SimpleNamespace(images=spec)
-    return FewShotClassifier(learner)
+def as_classifier_reads(channels: int, pictures: Any) -> np.ndarray:
+    """What FewShotClassifier gives to its learner."""
+    images = ImageSpec(channels, SIZE, (0.5,) * channels, (0.25,) * channels)
+    return read_for_learner(picture_list(pictures), images).numpy()
 
 
 def through_doors(path: Path, array: np.ndarray | None, channels: int) -> dict[str, np.ndarray]:
@@ -181,8 +183,9 @@ def through_doors(path: Path, array: np.ndarray | None, channels: int) -> dict[s
         lazily = picture_bytes(unloaded, SIZE, channels)
     with Image.open(path) as opened:
         opened.load()
-    by_command = read_pictures(path)[path.name]
-    read, tensor = read_picture(path), classifier(channels)._tensor
+    images = ImageSpec(channels, SIZE, (0.5,) * channels, (0.25,) * channels)
+    by_command = Reader(images).all([path])[0].pixels
+    read, tensor = read_picture(path), partial(as_classifier_reads, channels)
     found = {
         "a path": picture_bytes(path, SIZE, channels),
         "a string": picture_bytes(str(path), SIZE, channels),
@@ -192,9 +195,8 @@ def through_doors(path: Path, array: np.ndarray | None, channels: int) -> dict[s
         "read twice": picture_bytes(read_picture(read), SIZE, channels),
         "the bytes that are seen": picture_bytes(np.asarray(read), SIZE, channels),
         "the store's reader": next(read_pictures_by_class([[path]], SIZE, channels))[0],
-        "the command's reader": tensor([by_command])[0].numpy(),
-        "the command's support": tensor(read_class_folders(path.parents[1])[path.parent.name])[0].numpy(),
-        "the classifier": tensor([str(path), opened, path])[2].numpy(),
+        "the command's reader": tensor([by_command])[0],
+        "the classifier": tensor([str(path), opened, path])[2],
     }
     if opened.mode != "I":  # a copy does not say any more that its file has sixteen bits
         found["a copy"] = picture_bytes(opened.copy(), SIZE, channels)
@@ -202,7 +204,7 @@ def through_doors(path: Path, array: np.ndarray | None, channels: int) -> dict[s
         found |= {
             "an array": picture_bytes(array, SIZE, channels),
             "a tensor": picture_bytes(torch.from_numpy(array.copy()), SIZE, channels),
-            "the classifier's array": tensor(array[None])[0].numpy(),
+            "the classifier's array": tensor(array[None])[0],
         }
     return found
 
@@ -276,9 +278,9 @@ def test_an_array_is_the_same_bytes_through_every_door(name: str) -> None:
     for channels in (1, 3):
         expected = expected_bytes(seen, channels)
         np.testing.assert_array_equal(picture_bytes(array, SIZE, channels), expected)
-        np.testing.assert_array_equal(classifier(channels)._tensor([array])[0], expected)
+        np.testing.assert_array_equal(as_classifier_reads(channels, [array])[0], expected)
         if array.ndim == 3 or array.shape[-1] > 4:
-            np.testing.assert_array_equal(classifier(channels)._tensor(array[None])[0], expected)
+            np.testing.assert_array_equal(as_classifier_reads(channels, array[None])[0], expected)
 
 
 def test_bfloat16_is_rounded_to_bytes() -> None:
@@ -358,7 +360,7 @@ def test_pixels_that_have_no_meaning_are_refused(picture: Any, said: str) -> Non
     with pytest.raises(DataError, match=f"^{said.replace('Image 7', 'Image 1')}"):
         if isinstance(picture, io.BytesIO | io.StringIO):
             picture.seek(0)
-        classifier(3)._tensor([RGB, picture])
+        as_classifier_reads(3, [RGB, picture])
 
 
 def png(cut: bool = False) -> bytes:
@@ -387,7 +389,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(DataError, match=f"picture{suffix} cannot be read as an image"):
         picture_bytes(path, SIZE, 3)
     with pytest.raises(DataError, match=f"picture{suffix} cannot be read as an image"):
-        classifier(3)._tensor([str(path)])
+        as_classifier_reads(3, [str(path)])
 
 
 def test_a_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
@@ -405,7 +407,7 @@ def test_a_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
             with pytest.raises(DataError, match=said):
                 read_picture(source)
             with pytest.raises(DataError, match=said):
-                classifier(1)._tensor([source])
+                as_classifier_reads(1, [source])
         if name != "float.tif":
             with pytest.raises(DataError, match=said):
                 is_grey(tmp_path / name)
@@ -419,7 +421,7 @@ def test_a_pil_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     with Image.open(tmp_path / "whole.png") as closed:
         pass
     with pytest.raises(DataError, match="Image 0 cannot be read as an image"):
-        classifier(3)._tensor([closed])
+        as_classifier_reads(3, [closed])
 
 
 def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,4 +482,56 @@ def test_what_is_not_several_pictures_is_refused(pictures: Any, said: str) -> No
     with pytest.raises(DataError, match=said):
         picture_list(pictures)
     with pytest.raises(DataError, match=said):
-        classifier(3)._tensor(pictures)
+        as_classifier_reads(3, pictures)
+
+
+def heic(kind: bytes = b"heic") -> bytes:
+    """The head of a file of that kind, by which it is known."""
+    return b"\0\0\0\x18ftyp" + kind + b"\0\0\0\0mif1" + kind
+
+
+@pytest.mark.parametrize("name", ["phone.heic", "phone.jpg"])
+def test_heic_is_explained_where_it_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    (tmp_path / name).write_bytes(heic())
+    for source in (tmp_path / name, io.BytesIO(heic())):
+        with pytest.raises(UnreadableError, match=r"HEIC picture.*`pip install pillow-heif`"):
+            read_picture(source)
+
+
+def test_heic_is_read_by_pillow_heif_without_changing_pillows_formats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Any] = []
+
+    def open_heif(file: Any) -> Image.Image:
+        opened.append(file)
+        return Image.new("RGB", (8, 6), "red")
+
+    monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(HeifImageFile=open_heif))
+    (tmp_path / "a.heic").write_bytes(heic())
+    formats = set(Image.OPEN)
+    assert read_picture(tmp_path / "a.heic").size == (8, 6) and opened == [tmp_path / "a.heic"]
+    assert set(Image.OPEN) == formats
+
+
+def test_avif_is_explained_where_pillow_lacks_it(tmp_path: Path) -> None:
+    (tmp_path / "a.avif").write_bytes(heic(b"avis"))
+    with pytest.raises(UnreadableError) as refused:
+        read_picture(tmp_path / "a.avif")
+    assert "a.avif cannot be read as an image" in str(refused.value) and "a.avif" not in refused.value.reason
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow is built without AVIF")
+def test_avif_is_read(tmp_path: Path) -> None:
+    Image.new("RGB", (16, 12), "red").save(tmp_path / "a.avif")
+    assert read_picture(tmp_path / "a.avif").size == (16, 12)
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"")
+    with pytest.raises(UnreadableError) as refused:
+        read_picture(tmp_path / "a.jpg")
+    assert refused.value.reason == "it is empty"

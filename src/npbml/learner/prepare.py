@@ -67,7 +67,12 @@ class Cacheable(NamedTuple):
 
 
 def normalised(learner: "Learner", images: Tensor) -> Tensor:
-    """Images, bytes or floats in 0 to 1, as the networks take them: (x - mean) / std."""
+    """Images, bytes or floats in 0 to 1, as the networks take them: (x - mean) / std.
+
+    What has more channels than an image is features of an encoder (engine/encoding.py), and stays as it is.
+    """
+    if images.shape[-3] > len(learner.mean):
+        return images.to(learner.mean.dtype)
     values = images.to(learner.mean.dtype)
     return ((values if images.is_floating_point() else values / 255) - learner.mean) / learner.deviation
 
@@ -166,16 +171,36 @@ def prepare_tasks(
         made = {ranges: taken(features, ranges, 1).to(dtype).contiguous() for ranges in wanted}
     else:
         made = dict(zip(wanted, found, strict=False))
+    labels = learner.target(support_labels, outputs, dtype)
+    if learner.settings.net.task_mean is not None:
+        shift = task_shift(learner, made[batches[0]][:, : counts.support], labels).unsqueeze(1)
+        made = {ranges: part - shift for ranges, part in made.items()}
     scores = learner.mean.new_zeros(tasks, counts.pool, outputs if scorer is not None else 0)
     return Prepared(
         inner=made[batches[0]],
         final=made[batches[1]],
-        labels=learner.target(support_labels, outputs, dtype),
+        labels=labels,
         scores=found[-1] if scored else scores,
         # Without a draw the middle of the range: of random masks, the likelier value.
         noise=learner.mean.new_full((tasks, learner.precondition.noise), 0.5),
         queries=learner.mean.new_zeros(tasks, counts.queries, 0),
     )
+
+
+def task_shift(learner: "Learner", support: Tensor, labels: Tensor) -> Tensor:
+    """By what the features of a task are shifted: [..., width, 1, 1].
+
+    Args:
+        learner: Whose stem is an encoder, with net.task_mean.
+        support: Features of the labelled items, [..., items, width, h, w].
+        labels: One-hot, [..., items, ways].
+    """
+    weight = learner.settings.net.task_mean
+    assert weight is not None
+    ways, stem = labels.shape[-1], learner.network.stem.blocks[0]
+    each = (labels / labels.sum(-2, keepdim=True)).sum(-1) / ways  # every class counts alike
+    mean = (each[..., None] * support.mean((-2, -1))).sum(-2)[..., None, None]
+    return ways / (ways + weight) * (mean - stem.centre.to(support.dtype))  # type: ignore[operator]
 
 
 def taken(items: Tensor, ranges: Ranges, dimension: int = 0) -> Tensor:

@@ -132,8 +132,26 @@ def _check_network(settings: LearnerSettings) -> None:
         raise SettingError(
             "net.affine=pretrained needs a pre-trained encoder: set net.affine=meta, inner or identity."
         )
+    if BACKBONES.fact(backbone, "pretrained"):
+        _check_encoder(settings)
+    elif net.task_mean is not None:
+        raise SettingError(f"net.task_mean is about the features of an encoder, and {backbone} is none.")
     if net.per_step_norm and net.affine != "meta":
         raise SettingError("net.per_step_norm learns batch norm's scale and shift: it needs net.affine=meta.")
+
+
+def _check_encoder(settings: LearnerSettings) -> None:
+    """Refuse what would look at other views of an image than the one whose features are kept."""
+    scorer, frozen = settings.scorer, frozen_blocks(settings.backbone, settings.net)
+    if frozen != 1:
+        raise SettingError(f"{settings.backbone} is an encoder, which stays frozen: leave net.frozen_blocks at 1.")
+    if settings.loss.has("needs_scores") and (
+        scorer.trains or scorer.rotations or scorer.flip or scorer.enlarge > 1
+    ):
+        raise SettingError(
+            f"{settings.backbone} is an encoder whose features of an image are kept: query items are scored by "
+            "these alone. Set scorer.kind=prototypes or soft-kmeans, and no scorer.rotations, flip or enlarge."
+        )
 
 
 def _check_symmetric(settings: LearnerSettings) -> None:

@@ -180,8 +180,10 @@ class ConvUnit(nn.Module):
     def _norm_can_follow(self, u: Tensor) -> bool:
         bare = self.norm is not None and self.norm.mode == "batch" and self.warp is None and self.film is None
         exact = u.dtype in (torch.float32, torch.float64)
+        if not bare:  # without a look at the number of images, which an exported network does not know
+            return False
         pays = len(u) * self.conv.out_channels * u.shape[-2] * u.shape[-1] >= LARGE_MAP
-        return bare and exact and pays and not u.is_cuda and not torch.compiler.is_compiling()
+        return exact and pays and not u.is_cuda and not torch.compiler.is_compiling()
 
 
 class NormUnit(nn.Module):

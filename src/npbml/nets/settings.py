@@ -15,7 +15,8 @@ class NetworkSettings:
     """The backbone's size and how it normalises."""
 
     filters: int = setting(128, low=1)
-    """Filters of each of the four blocks of conv4, or units of each of the two layers of mlp."""
+    """Filters of each of the four blocks of conv4, units of each of the two layers of mlp, or the numbers to which
+    the tail of an encoder reduces its features."""
     widths: tuple[int, ...] | None = setting(None, low=1)
     """Filters of the blocks of a resnet12, or of the groups of wrn28-10; by default the backbone's own."""
     frozen_blocks: int | None = setting(None, low=0)
@@ -34,6 +35,9 @@ class NetworkSettings:
     """Batch norm of the tail in meta-learning: statistics of the batch, or the running ones of pre-training."""
     affine: Literal["pretrained", "identity", "meta", "inner"] = setting("pretrained")
     """Batch norm's scale and shift: as pre-trained, 1 and 0, meta-learned, or adapted in the inner loop too."""
+    task_mean: float | None = setting(None, low=0)
+    """Of an encoder: shift the features of a task so that the mean of its class means comes closer to that of
+    training, by the share ways / (ways + this): tasks of another domain have another mean. None: no shift."""
     per_step_norm: bool = setting(False)
     """A scale and shift of batch norm for each inner step, meta-learned (MAML++); needs affine=meta."""
 

@@ -59,11 +59,12 @@ class LearnedSoftKMeans(Scorer):
         (labelled, ways), pool = members.shape, len(unlabelled)
         shape = shape_inputs(members, pool)
         learned = SPEED * (self.numbers[..., None] + self.by_shape @ shape.T)
-        start = learned.new_tensor([math.log(self.settings.temperature), 0.0, 0.0])
-        numbers = (start[:, None] + learned).clamp(-LARGEST, LARGEST)
+        # A tensor made of numbers would be copied from the host, which a CUDA graph cannot record.
+        log_taus = (learned[:, 0] + math.log(self.settings.temperature)).clamp(-LARGEST, LARGEST)
+        log_kappas, slopes = learned[:, 1:].clamp(-LARGEST, LARGEST).unbind(1)
         angles = self._angles(torch.cat([support, unlabelled]), shape)
         scores = members.new_zeros(pool, ways)
-        for number, (log_tau, log_kappa, slope) in enumerate(numbers.unbind()):
+        for number, (log_tau, log_kappa, slope) in enumerate(zip(log_taus, log_kappas, slopes, strict=True)):
             known = members if number == 0 else log_kappa.exp() * members
             sums = torch.cat([known, scores])
             products = angles @ sums
