@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from npbml.version import __version__
 
 if TYPE_CHECKING:
-    from npbml.catalogue import load, shipped
+    from npbml.catalogue import card, load, shipped
     from npbml.classifier import FewShotClassifier
     from npbml.data.arrays import register_dataset
     from npbml.errors import DataError, NpbmlError, RunError, SettingError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from npbml.learner.settings import ImageSpec, LearnerSettings
     from npbml.methods import Recipe, compose, register
     from npbml.nets.backbones import register_backbone
+    from npbml.nets.encoder import Encoder
     from npbml.nets.layers import Norm
     from npbml.parts import BACKBONES, DATASETS, HEADS, LOSS_TERMS, METHODS, PRECONDITIONERS, SCORERS
     from npbml.registry import load_plugin
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from npbml.tasks import Task
 
 _PLACES = {
-    "npbml.catalogue": ("load", "shipped"),
+    "npbml.catalogue": ("card", "load", "shipped"),
     "npbml.classifier": ("FewShotClassifier",),
     "npbml.data.arrays": ("register_dataset",),
     "npbml.errors": ("DataError", "NpbmlError", "RunError", "SettingError"),
@@ -42,6 +43,7 @@ _PLACES = {
     "npbml.learner.settings": ("ImageSpec", "LearnerSettings"),
     "npbml.methods": ("Recipe", "compose", "register"),
     "npbml.nets.backbones": ("register_backbone",),
+    "npbml.nets.encoder": ("Encoder",),
     "npbml.nets.layers": ("Norm",),
     "npbml.parts": ("BACKBONES", "DATASETS", "HEADS", "LOSS_TERMS", "METHODS", "PRECONDITIONERS", "SCORERS"),
     "npbml.registry": ("load_plugin",),
@@ -62,6 +64,7 @@ __all__ = [
     "PRECONDITIONERS",
     "SCORERS",
     "DataError",
+    "Encoder",
     "FewShotClassifier",
     "Head",
     "ImageSpec",
@@ -77,6 +80,7 @@ __all__ = [
     "SettingError",
     "Task",
     "__version__",
+    "card",
     "compose",
     "load",
     "load_plugin",

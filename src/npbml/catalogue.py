@@ -20,6 +20,17 @@ def shipped() -> list[str]:
     return sorted(file.stem for file in LEARNERS.glob("*.safetensors"))
 
 
+def card(name: str) -> str:
+    """What a learner that comes with the package was made from, what it is good for and what not, as Markdown.
+
+    Example:
+        >>> print(npbml.card("photos"))
+    """
+    if name not in shipped():
+        raise RunError(f"No learner {name!r} comes with the package: {', '.join(shipped())}.")
+    return (LEARNERS / f"{name}.md").read_text(encoding="utf-8")
+
+
 def load(source: str | Path, method: str | None = None, device: str = "auto") -> Learner:
     """Load a meta-trained learner.
 
@@ -33,15 +44,16 @@ def load(source: str | Path, method: str | None = None, device: str = "auto") ->
         >>> learner = npbml.load("cifar-fs-conv4", device="cpu")
     """
     path = Path(source)
+    # A folder of pictures may well have the name of a learner, such as photos.
+    if str(source) in shipped() and not path.is_file() and not (path / "config.json").exists():
+        path = LEARNERS / f"{source}.safetensors"
     if path.is_dir():
         return _load_from_run(path, method, device)
     if not path.exists():
-        if str(source) not in shipped():
-            raise RunError(
-                f"There is no learner file or run folder {source}, and no such learner comes with the package: "
-                f"{', '.join(shipped())}."
-            )
-        path = LEARNERS / f"{source}.safetensors"
+        raise RunError(
+            f"There is no learner file or run folder {source}, and no such learner comes with the package: "
+            f"{', '.join(shipped())}."
+        )
     return load_learner(path, device)
 
 
