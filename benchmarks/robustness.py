@@ -4,7 +4,8 @@ python benchmarks/robustness.py --learner cifar-fs-conv4 --dataset cifar-fs --ta
 
 Shapes have 2 to 20 classes, 1 to 6 labelled items of each, also unequal numbers, and pools of 0 to 60 items, also
 unbalanced. A third of the tasks has real images, a third images of random bytes, a third images of one colour,
-many of them equal. Prints how many answers were not finite, or not probabilities; saves nothing.
+many of them equal. Prints how many answers were not finite, or not probabilities; saves nothing. Several processes
+share the work where each has a --seed of its own.
 """
 
 import argparse
@@ -56,11 +57,13 @@ def main() -> None:
     parser.add_argument("--learner", default="cifar-fs-conv4")
     parser.add_argument("--dataset", default="cifar-fs")
     parser.add_argument("--tasks", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
     options = parser.parse_args()
-    learner, random = npbml.load(options.learner), generator(0, "robustness")
-    classes = shown_to(open_dataset(options.dataset).classes("test"), learner.images).to(learner.mean.device)
-    executor, cache = Executor(learner), {}
-    of_kind, done, wrong, started = list(kinds(classes, random).values()), 0, 0, time.monotonic()
+    learner, random = npbml.load(options.learner, device=options.device), generator(options.seed, "robustness")
+    classes = shown_to(open_dataset(options.dataset).classes("test"), learner.images)
+    of_kind = [images.to(learner.mean.device) for images in kinds(classes, random).values()]
+    executor, cache, done, wrong, started = Executor(learner), {}, 0, 0, time.monotonic()
     while done < options.tasks:
         images = of_kind[done // TOGETHER % len(of_kind)]
         source = TaskSource(learner, images, random_shape(random), cache=cache)
@@ -72,7 +75,7 @@ def main() -> None:
                 f"{done} tasks, {wrong} wrong, {(time.monotonic() - started) / done * 1000:.1f} ms a task",
                 flush=True,
             )
-    print(f"{done} tasks of random shapes: {wrong} with an answer that is not finite or no probability")
+    print(f"{done} tasks of random shapes, seed {options.seed}: {wrong} with an answer that is no probability")
 
 
 def not_probabilities(logits: Tensor) -> int:

@@ -17,6 +17,8 @@ from PIL import Image
 import npbml
 
 SETTINGS = """
+method = "npbml"
+baselines = ["maml", "prototypes"]
 ways = 3
 shots = 1
 queries = 4

@@ -89,6 +89,7 @@ ANY_SHAPES = (
     *("5x1", "5x5", "2x~3", "10x1", "10x~3"),
     *("5x1+75", "5x5+75", "3x1+15", "3x5+45", "10x1+150", "16x1+240"),
     *("5x1+~75", "5x5+~75", "2x~3+~30", "10x~3+~50", "5x~2+~5"),
+    *("16x5+240", "10x5+150", "3x1", "8x1", "5x~3", "16x5"),
 )
 
 
@@ -322,7 +323,7 @@ BUILT_IN: dict[str, Recipe] = {
                 "shapes": list(ANY_SHAPES),
                 "net": {"stem_norm": "running", "tail_norm": "running"},
                 "head": {"kind": "unicorn", "normalised": True, "centred": False},
-                "inner": {"batch": "support", "final_batch": "query", "max_step": 3.0, "lr": 0.03},
+                "inner": {"batch": "support", "final_batch": "query", "max_step": 3.0, "lr": 0.06},
             },
         ),
     ),

@@ -25,7 +25,7 @@ def test_data_is_prepared_checked_listed_and_shown(
 ) -> None:
     monkeypatch.setenv("NPBML_DATA", str(tmp_path / "stores"))
     made = npbml_command("data", "prepare", "pets", "--source", pets, "--size", 16, "--seed", 1)
-    assert made.code == 0 and "24 images of 4 train, 1 val, 1 test classes" in made.out
+    assert made.code == 0 and "24 images of 2 train, 2 val, 2 test classes" in made.out
     checked = npbml_command("data", "check", "pets")
     assert checked.code == 0 and "train" in checked.out
     assert "pets" in npbml_command("data", "list").out

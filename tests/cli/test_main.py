@@ -50,7 +50,7 @@ def test_every_command_explains_itself(npbml_command: Npbml, command: str) -> No
     assert said.code == 0 and f"npbml {command}" in said.out
     assert " ".join((COMMANDS[command].__doc__ or "").split()) in " ".join(said.out.split())
     if command == "classify":
-        assert all(option in said.out for option in ("--run", "--support", "--query", "--method", "--device"))
+        assert all(option in said.out for option in ("FEW MANY", "--learner", "--out", "--alone", "--device"))
     elif command not in ("methods", "parts", "data", "reproduce", "report"):
         words = said.out.split()
         assert "--run" in words and "--config" in words

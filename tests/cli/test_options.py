@@ -28,7 +28,8 @@ BAD: list[tuple[str, str]] = [
     ("--train.lr.theta inf", "train.lr.theta"),
     (
         "--backbone vgg",
-        "backbone: There is no backbone 'vgg'. Choose from conv4, resnet12, resnet12-wide, wrn28-10, mlp.",
+        "backbone: There is no backbone 'vgg'. Choose from conv4, resnet12, resnet12-wide, wrn28-10, mlp, "
+        "efficientnet-lite0.",
     ),
     ("--protocol slow", "protocol takes one of published, fast, best, plain, quick, common, not 'slow'"),
     ("--method mamml", "no method 'mamml'. Did you mean 'maml'? Choose from npbml, maml"),
@@ -64,7 +65,8 @@ FILES: list[tuple[str, str, str]] = [
     (
         "a.toml",
         'backbone = "vgg"',
-        "backbone: There is no backbone 'vgg'. Choose from conv4, resnet12, resnet12-wide, wrn28-10, mlp.",
+        "backbone: There is no backbone 'vgg'. Choose from conv4, resnet12, resnet12-wide, wrn28-10, mlp, "
+        "efficientnet-lite0.",
     ),
     (
         "a.toml",

@@ -164,3 +164,23 @@ def test_training_begins_a_run_only_where_nothing_comes_before_it(
     assert said.code == 1 and "begin it with `npbml pretrain --run run`" in said.error
     scratch = ("--init.source", "scratch", "--net.frozen-blocks", 0, "--net.affine", "meta")
     assert npbml_command("train", *given, "--method", "maml", *scratch).code == 0
+
+
+@pytest.mark.parametrize("words", ["run", "pretrain", "scorer", "train", "compare --methods maml"])
+def test_a_learner_that_comes_along_is_not_trained(npbml_command: Npbml, tmp_path: Path, words: str) -> None:
+    said = npbml_command(*words.split(), "--run", "cifar-fs-conv4")
+    assert said.code == 1 and "cifar-fs-conv4 comes with npbml and is trained already" in said.error
+    assert "npbml test --run cifar-fs-conv4 --dataset NAME" in said.error and list(tmp_path.iterdir()) == []
+
+
+def test_a_learner_that_comes_along_is_tested_by_its_name(
+    npbml_command: Npbml, shared: Path, tmp_path: Path
+) -> None:
+    given = ("--run", "cifar-fs-conv4", "--device", "cpu", "--ways", 3, "--queries", 3, "--test.tasks", 4)
+    said = npbml_command("test", *given, "--dataset", shared / "random")
+    assert said.code == 0 and "cifar-fs-conv4, 3-way 1-shot" in said.out and "% over 4 tasks" in said.out, (
+        said.error
+    )
+    assert list(tmp_path.iterdir()) == []
+    said = npbml_command("test", *given)
+    assert said.code == 2 and "say what to test it on with --dataset NAME" in said.error

@@ -148,7 +148,7 @@ def test_settings_at_odds_are_refused_at_the_door(changes: dict[str, Any], messa
     ],
 )
 def test_waves_their_network_and_values_belong_together(dataset: str, changes: dict[str, Any]) -> None:
-    target, backbone = ("values", "mlp") if dataset == "sinusoid" else ("classes", "conv4, .*wrn28-10")
+    target, backbone = ("values", "mlp") if dataset == "sinusoid" else ("classes", "conv4, .*efficientnet-lite0")
     with pytest.raises(
         SettingError, match=f"{dataset} .*needs target={target} and backbone={backbone}, not target="
     ):

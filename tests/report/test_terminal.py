@@ -2,17 +2,14 @@
 
 import io
 import re
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
 from npbml.lab.schema import Config
 from npbml.measures import Figure
-from npbml.report.terminal import Terminal, labels_table, results_table, settings_table
+from npbml.report.terminal import Terminal, results_table, settings_table
 from npbml.report.words import best_of, duration
 from npbml.settings import describe
 
@@ -133,24 +130,6 @@ def test_a_settings_table_has_every_setting_in_full() -> None:
         assert name in words
         assert all(word in words for word in takes.split())
         assert all(str(part) in words for part in (default if isinstance(default, tuple) else (default,)))
-
-
-LABELS: list[tuple[Sequence[str], Sequence[Any]]] = [
-    (["a.png", "b.png"], ["cat", "dog"]),
-    (["a[b].png", "[red]x[/red].png"], ["[bold]", "[/bold]"]),
-    (["x" * 90 + ".png", "b.png"], ["y" * 60, "z" * 60]),
-    (["a.png", "b.png"], [0, 1]),
-]
-
-
-@pytest.mark.parametrize(("pictures", "classes"), LABELS)
-def test_a_labels_table_has_every_label_and_its_probability(
-    pictures: Sequence[str], classes: Sequence[Any]
-) -> None:
-    text = shown(labels_table(pictures, classes, np.array([[0.25, 0.75], [0.9004, 0.0996]])))
-    first, second = (next(row for row in text.splitlines() if figure in row) for figure in ("0.750", "0.900"))
-    assert str(classes[1])[:20] in first and str(classes[0])[:20] in second
-    assert not Counter("".join((*pictures, *map(str, classes)))) - Counter(text), "a letter is cut off"
 
 
 @pytest.mark.parametrize(

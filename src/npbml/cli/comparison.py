@@ -11,7 +11,7 @@ import tyro
 from npbml.cli.arguments import Arguments
 from npbml.cli.options import Asked, Options, method_name, read_settings
 from npbml.cli.screen import console, say
-from npbml.cli.stages import announce, show_shapes, test_method
+from npbml.cli.stages import announce, refuse_shipped, show_shapes, test_method
 from npbml.errors import RunError, SettingError
 from npbml.json_files import write_json
 from npbml.lab.run_folder import read_config
@@ -146,6 +146,7 @@ def read_comparison(arguments: list[str]) -> tuple[Path, dict[str, Asked]]:
     Under the published protocol each method has a run of its own, below that folder; else they share one.
     """
     given = Arguments(arguments)
+    refuse_shipped(given.get("run"))
     for name in ("method", "baselines"):
         if name in given.names:
             raise SettingError(f"npbml compare takes --methods, with commas between them, and no --{name}.")

@@ -9,9 +9,9 @@ from types import FrameType
 from typing import NoReturn
 
 from npbml.cli.arguments import Arguments
+from npbml.cli.classify import classify
 from npbml.cli.comparison import compare
 from npbml.cli.datasets import data
-from npbml.cli.labels import classify
 from npbml.cli.lists import methods, parts, settings
 from npbml.cli.screen import Command, console, errors, list_commands
 from npbml.cli.stages import pretrain, run, scorer, test, train

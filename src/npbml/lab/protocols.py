@@ -146,6 +146,17 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     ),
 }
 
+# An encoder that is there already: the tail starts from the main directions of its features, found in one step.
+# FiLM sees over a thousand numbers, so that its start is smaller.
+ENCODER: dict[str, Any] = {
+    "net": {"filters": 256, "stem_norm": "running", "tail_norm": "running", "task_mean": 5.0},
+    "warp": {"kernel": 1, "norm": False, "bias": True},
+    "init": {"std": 1e-3},
+    "scorer": {"kind": "prototypes", "enlarge": 1.0, "flip": False, "rotations": False},
+    "pretrain": {"steps": 1, "validate_every": 1, "rotations": False, "distill": False},
+    "train": {"lr": {"theta": 1e-4, "omega": 1e-4, "phi": 3e-3, "psi": 3e-5}},
+}
+
 RESNETS = ("resnet12", "resnet12-wide")  # the paper's, and the one that most others compare with
 SMALL, LARGE_SIDE = 60_000, 84  # images of a data set; their side
 
@@ -169,6 +180,8 @@ def preset(
         tables.append(PLAIN)
     if protocol in ("published", "fast"):
         tables.append(find_recipe(method).published(Cell(dataset, backbone, shots)))
+    if backbone in BACKBONES and BACKBONES.fact(backbone, "pretrained"):
+        tables.append(ENCODER)
     if not facts["mirrors"]:
         tables.append({"pretrain": {"augment": {"flip": False}}})
     if facts["settings"] is not None:

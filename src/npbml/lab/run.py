@@ -13,6 +13,7 @@ from npbml.data.sets import open_data
 from npbml.data.tasks import ClassSet
 from npbml.engine.device import choose_device, computing
 from npbml.engine.distributed import on_rank_zero
+from npbml.engine.encoding import encoded
 from npbml.engine.settings import resolved
 from npbml.engine.source import Cache, SinusoidSource, Source, TaskSource
 from npbml.errors import RunError, SettingError
@@ -24,8 +25,9 @@ from npbml.lab.stages import PRETRAIN, SCORER, needed
 from npbml.learner.learner import Learner
 from npbml.learner.settings import ImageSpec
 from npbml.measures import MEASURES, Measure
+from npbml.nets.encoder import Encoder
 from npbml.nets.settings import smallest_image
-from npbml.parts import SCORERS
+from npbml.parts import BACKBONES, DATASETS, SCORERS
 from npbml.settings import from_dict
 from npbml.shapes import Shape, benchmark_shape, read_shapes
 from npbml.stages.observer import Observer
@@ -81,9 +83,10 @@ class Run:
     def data(self) -> Any:
         """The data set; one whose images have changed since the run was begun is refused."""
         config = self.config
-        data = open_data(
-            Request(config.dataset, config.learner.ways, config.shots, config.queries, config.image_size)
-        )
+        size = config.image_size
+        if config.dataset not in DATASETS:  # pictures of one's own are kept as large as an encoder takes them
+            size = size or BACKBONES.fact(config.learner.backbone, "size")
+        data = open_data(Request(config.dataset, config.learner.ways, config.shots, config.queries, size))
         if self.folder.there and self.folder.checksum() != data.checksum:
             raise RunError(f"The images of {config.dataset} have changed since {self.folder.path} was begun.")
         return data
@@ -93,16 +96,30 @@ class Run:
         """train, val and test, on the device, each with enough classes and images for the run's tasks."""
         assert isinstance(self.data, ImageData)
         splits, config = self.data.splits(self.device), self.config
+        if self.encoder is not None:
+            splits = {name: self._encoded(classes, self.data.checksum) for name, classes in splits.items()}
         splits["val"].check(config.learner.ways, config.pretrain.validation_shots, config.queries)
         return splits
 
     @cached_property
     def images(self) -> ImageSpec:
         """What a learner of this run is shown; known without the data set once the encoder is trained."""
+        if self.encoder is not None:
+            return ImageSpec(len(self.encoder.mean), self.encoder.size, self.encoder.mean, self.encoder.std)
         path = self.folder / PRETRAIN.name / PRETRAIN.weights
         if path.exists():
             return from_dict(ImageSpec, load_tensors(path)[1]["images"])
         return self.splits["train"].spec if isinstance(self.data, ImageData) else self.data.spec
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """The encoder that is the stem of this run's networks, where the backbone is one."""
+        backbone = self.config.learner.backbone
+        return BACKBONES.get(backbone) if BACKBONES.fact(backbone, "pretrained") else None
+
+    def _encoded(self, classes: ClassSet, checksum: str) -> ClassSet:
+        assert self.encoder is not None
+        return encoded(classes, self.encoder, checksum, self.observer.said)
 
     def check_sizes(self, methods: Iterable[str]) -> None:
         """Refuse networks that pool more often than the images can be halved."""
@@ -178,9 +195,12 @@ class Run:
         """The test classes of another data set, in the run's size, channels and normalisation."""
         config = self.config
         tasks = config.learner.ways, config.shots, config.queries
-        data = open_data(Request(dataset, *tasks, size=self.images.size, channels=self.images.channels))
+        size = self.images.size if self.encoder is None or dataset not in DATASETS else None
+        data = open_data(Request(dataset, *tasks, size=size, channels=self.images.channels))
         if not isinstance(data, ImageData):
             raise SettingError(f"{dataset} has no images: a learner of {config.dataset} cannot be tested on it.")
-        classes = shown_to(data.store.classes("test"), self.images)
+        classes = data.store.classes("test")
         classes.check(*tasks)
-        return classes.to(self.device)
+        if self.encoder is not None:
+            return self._encoded(classes.to(self.device), data.checksum)
+        return shown_to(classes, self.images).to(self.device)

@@ -138,6 +138,13 @@ def check_config(config: Config) -> None:
             "pretrain.crop_size has crops of another size than the images, and net.embedding=flatten depends on "
             "their size: set net.embedding=mean."
         )
+    if BACKBONES.fact(backbone, "pretrained"):
+        for name, on in {"augment": config.train.augment, "rotations": config.train.rotations}.items():
+            if on:
+                raise SettingError(
+                    f"train.{name} shows images in other ways, and of {backbone}, an encoder, the features of "
+                    f"each image are computed once: set train.{name}=false."
+                )
     if config.pretrain.distill and not config.learner.scorer.pretrains:
         raise SettingError(
             "pretrain.distill learns from the encoder that scores, and there is none: set scorer.kind=encoder."

@@ -18,7 +18,7 @@ from npbml.lab.shape_tests import try_shapes
 from npbml.lab.stages import needed, spec_of, stage_value
 from npbml.lab.weights import pretrained_network, read_learner
 from npbml.learner.learner import Learner
-from npbml.measures import ACCURACY
+from npbml.measures import ACCURACY, Figure
 from npbml.methods import trains
 from npbml.stages.pretrain import prototype_answers
 from npbml.version import __version__
@@ -56,6 +56,25 @@ def test_method(run: Run, method: str, tick: Tick, dataset: str | None = None) -
     if trains(method) and dataset is None and run.config.test.shapes:
         try_shapes(run, method, learners, tick)
     return record
+
+
+def validate_method(run: Run, method: str, tick: Tick) -> Figure:
+    """The accuracy of a method on meta-validation tasks of the benchmark's shape, the same for every method."""
+    config = run.config
+    tasks, batch_size, seed = config.train.validation_tasks, config.test.batch_size, config.seed
+    if trains(method):
+        learners = [
+            read_learner(run, method, rank)
+            for rank in range(stage_value(config, method).summary(run.folder.path)["kept"])
+        ]
+        source = run.source(learners[0], "val")
+        replay = Replay("validation", run.device.type == "cuda" and source.on_device, run.observer.said)
+        answer = learner_answers(learners, source, replay, tasks=config.engine.tasks)
+        found = evaluate(answer, source.draw, tasks, batch_size, seed, "validation", run.measure, tick)
+    else:
+        answer, draw = _prototype_answers(run, run.splits["val"], "validation")
+        found = evaluate(answer, draw, tasks, batch_size, seed, "validation", tick=tick)
+    return over_tasks(run.measure, found.per_task)
 
 
 test_method.__test__ = False  # type: ignore[attr-defined]  # not a test case, whatever a collector thinks of the name

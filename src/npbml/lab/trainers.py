@@ -7,6 +7,7 @@ from npbml.lab.weights import fresh_learner, take_scorer
 from npbml.stages.loop import Trainer
 from npbml.stages.metatrain import MetaTrainer
 from npbml.stages.pretrain import Pretrainer
+from npbml.stages.projection import ProjectionTrainer
 from npbml.stages.scorer import EncoderTrainer, EpisodicTrainer, teacher
 
 
@@ -20,6 +21,8 @@ def make_trainer(run: Run, name: str) -> Trainer:
 
 def _pretrainer(run: Run) -> Trainer:
     config, train, val, known = run.config, run.splits["train"], run.splits["val"], None
+    if run.encoder is not None:
+        return ProjectionTrainer(run.setup(), config.pretrain, train, val, run.images)
     if config.pretrain.distill:
         scoring = scorer_config(config)
         known = teacher(run.setup(scoring), scoring.pretrain, train)

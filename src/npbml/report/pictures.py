@@ -33,7 +33,9 @@ def draw_pictures(run: Pipeline) -> Path:
     trained = (run.folder / config.method / "learner.safetensors").exists()
     learner = run.learner().cpu() if trained else None
     if not isinstance(run.data, Sinusoids):
-        classes = run.splits["test"]
+        classes = (
+            run.splits["test"] if run.encoder is None else run.data.classes("test")
+        )  # of images, not features
         save(draw_tasks(classes, config.learner.ways, config.shots, config.seed), folder / "tasks.png")
     elif learner is not None:
         save(draw_waves(learner, run.data, config.seed), folder / "waves.png")

@@ -181,14 +181,3 @@ def settings_table(rows: Sequence[tuple[str, str, Any]]) -> Table:
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
         table.add_row(name, Text(shown), takes)
     return table
-
-
-def labels_table(names: Sequence[str], classes: Sequence[Any], probabilities: Any) -> Table:
-    """The label of each picture with its probability."""
-    table = Table(box=None, header_style="bold")
-    table.add_column("picture", overflow="fold")
-    table.add_column("label", overflow="fold")
-    table.add_column("probability", justify="right")
-    for name, row in zip(names, probabilities, strict=True):
-        table.add_row(Text(name), Text(str(classes[row.argmax()])), f"{row.max():.3f}")
-    return table
