@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,15 +77,21 @@ def test_learners_of_other_kinds(
     check(FewShotClassifier(learner).fit(pictures(6), LABELS), tmp_path / "x.onnx", pictures(7, seed=2))
 
 
-def test_an_encoder_of_ones_own(pictures: Pictures, tmp_path: Path) -> None:
+@pytest.fixture
+def backbone() -> Iterator[str]:
+    """The name of an encoder of one's own."""
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     )
-    if "exported-encoder" not in npbml.BACKBONES:
-        npbml.BACKBONES.register("exported-encoder", Encoder(module, 24, (0.5,) * 3, (0.25,) * 3, power=0.5))
+    npbml.BACKBONES.register("exported-encoder", Encoder(module, 24, (0.5,) * 3, (0.25,) * 3, power=0.5))
+    yield "exported-encoder"
+    del npbml.BACKBONES.parts["exported-encoder"]
+
+
+def test_an_encoder_of_ones_own(pictures: Pictures, tmp_path: Path, backbone: str) -> None:
     rule: dict[str, Any] = dict(find_recipe("npbml-any").rule)
-    rule |= {"backbone": "exported-encoder", "net": {**rule["net"], "filters": 6}}
+    rule |= {"backbone": backbone, "net": {**rule["net"], "filters": 6}}
     settings = from_dict(npbml.LearnerSettings, rule, npbml.LearnerSettings())
     learner = npbml.Learner(settings, npbml.ImageSpec(3, 24, (0.5,) * 3, (0.25,) * 3))
     classifier = FewShotClassifier(learner).fit(pictures(6), LABELS, pictures(3, seed=1))

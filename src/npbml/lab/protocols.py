@@ -180,12 +180,12 @@ def preset(
         tables.append(PLAIN)
     if protocol in ("published", "fast"):
         tables.append(find_recipe(method).published(Cell(dataset, backbone, shots)))
-    if backbone in BACKBONES and BACKBONES.fact(backbone, "pretrained"):
+    if facts["backbone"] is not None:
+        names["backbone"] = facts["backbone"]
+    if names["backbone"] in BACKBONES and BACKBONES.fact(names["backbone"], "pretrained"):
         tables.append(ENCODER)
     if not facts["mirrors"]:
         tables.append({"pretrain": {"augment": {"flip": False}}})
     if facts["settings"] is not None:
         tables.append(located(facts["settings"])(protocol))
-    if facts["backbone"] is not None:
-        names["backbone"] = facts["backbone"]
     return from_dict(Config, merged(*tables), from_dict(Config, names, Config()))
