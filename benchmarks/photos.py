@@ -20,7 +20,7 @@ import itertools
 import json
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ from npbml.stages.setup import Setup
 DOMAINS = ("mini-imagenet", "cifar-fs")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPES = (
-    *("5x1", "5x5", "2x~3", "10x1", "10x~3", "5x~10", "20x~3"),
+    *("5x1", "5x5", "2x~3", "10x1", "10x~3", "5x~10", "20x~3", "10x~5", "20x~5"),
     *("5x1+75", "5x5+75", "3x1+15", "3x5+45", "10x1+150", "10x5+150", "16x1+240", "16x5+240"),
     *("5x1+~75", "5x5+~75", "2x~3+~30", "10x~3+~50", "5x~2+~5"),
 )
@@ -81,7 +81,10 @@ def main() -> None:
     parser.add_argument(
         "--domains", nargs="+", choices=DOMAINS, default=list(DOMAINS), help="to train on, or to test"
     )
+    parser.add_argument("--start", type=Path, help="a learner to train further, in the place of a new one")
     parser.add_argument("--steps", type=int, default=560, help="meta-steps")
+    parser.add_argument("--rates", type=float, default=1.0, help="times the meta rates")
+    parser.add_argument("--meta-batch", type=int, default=4)
     parser.add_argument("--images", type=int, default=300, help="of a training class")
     parser.add_argument("--learner", default="photos", help="a name or a file")
     parser.add_argument("--split", choices=("val", "test"), default="test")
@@ -171,21 +174,15 @@ class Data:
 def train(options: argparse.Namespace) -> None:
     """Meta-train, and fit the temperatures on validation tasks."""
     data, val = Data(options.features, "train", options.domains), Data(options.features, "val", list(DOMAINS))
-    own = {"backbone": "efficientnet-lite0", "shapes": list(SHAPES), "film": {"enabled": False}}
-    rule = merged(find_recipe("npbml-any").rule, ENCODER, own, {"scorer": {"kind": "soft-kmeans", "whiten": True}})
-    rule.pop("pretrain"), rule.pop("train")
-    facts = BACKBONES.part("efficientnet-lite0").facts
-    images = ImageSpec(3, facts["size"], facts["mean"], facts["std"])
-    learner = npbml.Learner(from_dict(LearnerSettings, rule, LearnerSettings()), images).to(DEVICE)
-    block: Any = learner.network.tail.blocks[0]
-    every = torch.cat([part.flatten(1) for part in data.features.values()])
-    with torch.no_grad():
-        weight, bias, _ = principal_map(every, len(block.block.weight))
-        block.block.weight.copy_(weight[..., None, None])
-        block.block.bias.copy_(bias)
-        learner.network.stem.blocks[0].centre.copy_(every.mean(0)[:, None, None])  # type: ignore[union-attr, operator]
+    learner = _first(data) if options.start is None else _further(npbml.load(options.start, device=str(DEVICE)))
     settings = TrainSettings(
-        steps=options.steps, meta_batch=4, lr=RATES, schedule="cosine", clip="norm", clip_at=3.0, max_skipped=30
+        steps=options.steps,
+        meta_batch=options.meta_batch,
+        lr=RateSettings(**{name: options.rates * rate for name, rate in asdict(RATES).items()}),
+        schedule="cosine",
+        clip="norm",
+        clip_at=3.0,
+        max_skipped=30,
     )
     engine = EngineSettings(cuda_graph="off", compile="off", tasks="vmap")
     sources = [data.source(learner, domain, shape) for domain in options.domains for shape in SHAPES]
@@ -197,10 +194,46 @@ def train(options: argparse.Namespace) -> None:
         found = trainer.step(step)
         if (step + 1) % 20 == 0:
             print(f"step {step + 1}: loss {found.get('loss', float('nan')):.3f}", flush=True)
-    inner = replace(learner.settings.inner, max_step=LONGEST_STEP)
-    bounded = npbml.Learner(replace(learner.settings, inner=inner), learner.images)
-    bounded.load_state_dict(learner.state_dict())
-    npbml.save_learner(_calibrated(bounded.to(DEVICE), val), options.out, {"method": "npbml-any"})
+    bounded = _changed(learner, inner=replace(learner.settings.inner, max_step=LONGEST_STEP))
+    npbml.save_learner(_calibrated(bounded, val), options.out, {"method": "npbml-any"})
+
+
+def _first(data: Data) -> npbml.Learner:
+    """A learner whose tail is the map to the principal components of the features."""
+    own = {"backbone": "efficientnet-lite0", "shapes": list(SHAPES), "film": {"enabled": False}}
+    own |= {"scorer": {"kind": "soft-kmeans", "whiten": True}, "loss": {"class_weights": "classes"}}
+    rule = merged(find_recipe("npbml-any").rule, ENCODER, own)
+    rule.pop("pretrain"), rule.pop("train")
+    facts = BACKBONES.part("efficientnet-lite0").facts
+    images = ImageSpec(3, facts["size"], facts["mean"], facts["std"])
+    learner = npbml.Learner(from_dict(LearnerSettings, rule, LearnerSettings()), images).to(DEVICE)
+    block: Any = learner.network.tail.blocks[0]
+    every = torch.cat([part.flatten(1) for part in data.features.values()])
+    with torch.no_grad():
+        weight, bias, _ = principal_map(every, len(block.block.weight))
+        block.block.weight.copy_(weight[..., None, None])
+        block.block.bias.copy_(bias)
+        learner.network.stem.blocks[0].centre.copy_(every.mean(0)[:, None, None])  # type: ignore[union-attr, operator]
+    return learner
+
+
+def _further(learner: npbml.Learner) -> npbml.Learner:
+    """A trained learner as training has it: with no temperature, and with long steps."""
+    settings, new = learner.settings, from_dict(LearnerSettings, find_recipe("npbml-any").rule, LearnerSettings())
+    return _changed(
+        learner,
+        head=replace(settings.head, temperature=1.0, temperature_by_shape=new.head.temperature_by_shape),
+        inner=replace(settings.inner, max_step=new.inner.max_step),
+        loss=replace(settings.loss, class_weights="classes"),
+        shapes=SHAPES,
+    )
+
+
+def _changed(learner: npbml.Learner, **changes: Any) -> npbml.Learner:
+    """The learner with other settings and the same weights."""
+    made = npbml.Learner(replace(learner.settings, **changes), learner.images)
+    made.load_state_dict(learner.state_dict())
+    return made.to(DEVICE)
 
 
 def _calibrated(learner: npbml.Learner, val: Data, tasks: int = 25) -> npbml.Learner:
@@ -217,9 +250,7 @@ def _calibrated(learner: npbml.Learner, val: Data, tasks: int = 25) -> npbml.Lea
         sizes.append(shape_sizes(source.shape.ways, source.shape.support, source.shape.pool))
     temperature, slopes = temperature_by_shape(best, sizes)
     head = replace(learner.settings.head, temperature=temperature, temperature_by_shape=slopes)
-    made = npbml.Learner(replace(learner.settings, head=head), learner.images)
-    made.load_state_dict(learner.state_dict())
-    return made
+    return _changed(learner, head=head)
 
 
 def test(options: argparse.Namespace) -> None:

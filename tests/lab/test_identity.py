@@ -324,7 +324,7 @@ def test_every_setting_of_version_one_has_its_place() -> None:
     later = {"loss.terms", "loss.symmetric_support", "loss.symmetric_query", "loss.balanced", "symmetric"}
     later |= {"head.temperature", "head.temperature_by_shape", "head.normalised", "inner.max_step", "loss.context"}
     later |= {"shapes", "train.temperature", "train.rotations", "train.mix", "test.shapes", "test.shape_tasks"}
-    later |= {"net.task_mean"}
+    later |= {"net.task_mean", "loss.class_weights"}
     assert set(flat(OLD)) == (today - later) | set(REMOVED)
 
 

@@ -236,6 +236,22 @@ def test_a_shared_network_serves_both_terms() -> None:
     assert (own["transductive"] - own["inductive"]).abs() > 1e-2
 
 
+def test_class_weights_make_every_class_count_alike() -> None:
+    labels = torch.tensor([0, 0, 0, 0, 1, 1, 2])
+    logits, target = numbers(7, WAYS), one_hot(labels, WAYS, torch.float64)
+    each = cross_entropy(logits, target)
+    base = make_loss(class_weights="classes").terms(logits, target, *make_queries(), THETA)["base"]
+    by_class = torch.stack([each[labels == number].mean() for number in range(WAYS)])
+    torch.testing.assert_close(base, by_class.mean(), rtol=0, atol=1e-12)
+    assert (base - each.mean()).abs() > 1e-2
+
+
+def test_class_weights_change_nothing_where_classes_have_as_many_items() -> None:
+    arguments = (*make_items(2 * WAYS), *make_queries(), THETA)
+    items, classes = (make_loss(class_weights=kind).terms(*arguments)["base"] for kind in ("items", "classes"))
+    torch.testing.assert_close(classes, items, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("term", ["base", "inductive", "transductive", "regulariser"])
 def test_a_term_that_is_off_is_not_there_and_the_others_keep_their_value(term: str) -> None:
     arguments = (*make_items(), *make_queries(), THETA)

@@ -259,6 +259,8 @@ def _check_loss(settings: LearnerSettings) -> None:
                 f"inner.batch=support leaves the query images out of the inner loop, where loss.{name} needs "
                 f"them: set inner.batch=joint or loss.{name}=false."
             )
+    if loss.class_weights == "classes" and settings.target == "values":
+        raise SettingError("loss.class_weights=classes is about classes; target=values has none.")
     for name in loss.terms:
         if LOSS_TERMS.part(name).built_in or loss.terms.count(name) > 1:
             raise SettingError(

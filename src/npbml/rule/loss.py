@@ -88,12 +88,21 @@ class LossNetwork(nn.Module):
 
 
 class BaseTerm(LossTerm):
-    """L_base: cross-entropy on the support set, or squared error for values."""
+    """L_base: cross-entropy on the support set, or squared error for values.
+
+    Its mean over the items or, with loss.class_weights=classes, the mean over classes of the mean over their items.
+    """
 
     learned = False
 
+    def __init__(self, sizes: Sizes, settings: LossSettings) -> None:
+        super().__init__(sizes, settings)
+        self.by_class = settings.class_weights == "classes"
+
     def forward(self, items: Items) -> Tensor:
-        return items.base.mean()
+        if not self.by_class:
+            return items.base.mean()
+        return (items.base @ (items.labels / items.labels.sum(0))).mean()
 
 
 class NetworkTerm(LossNetwork, LossTerm):

@@ -84,6 +84,9 @@ class LossSettings:
 
     base: bool = setting(True)
     """Cross-entropy on the support set, or squared error for values."""
+    class_weights: Literal["items", "classes"] = setting("items")
+    """What counts alike in the cross-entropy on the support set: its items, or its classes, however many items
+    each of them has."""
     inductive: bool = setting(True)
     """The inductive network L^S, on the support set."""
     transductive: bool = setting(True)
