@@ -1,7 +1,9 @@
 """The learner `photos`: how its features are made, how it is trained, and what it is worth beside simple methods.
 
     python benchmarks/photos.py features --out features                  # a GPU needs 3 minutes
-    python benchmarks/photos.py train --features features --out photos.safetensors
+    python benchmarks/photos.py train --features features --out first.safetensors
+    python benchmarks/photos.py train --features features --start first.safetensors --steps 240 --meta-batch 6 \
+        --out photos.safetensors
     python benchmarks/photos.py train --features features --domains mini-imagenet --out mini.safetensors
     python benchmarks/photos.py test --features features --learner photos --split test --out results/photos
     python benchmarks/photos.py unknown --features features --learner photos --out results/photos
@@ -86,6 +88,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, default=1.0, help="times the meta rates")
     parser.add_argument("--meta-batch", type=int, default=4)
     parser.add_argument("--images", type=int, default=300, help="of a training class")
+    parser.add_argument("--other-images", type=int, default=600, help="of a validation or test class")
     parser.add_argument("--learner", default="photos", help="a name or a file")
     parser.add_argument("--split", choices=("val", "test"), default="test")
     parser.add_argument("--tasks", type=int, default=1000)
@@ -108,7 +111,7 @@ def make_features(options: argparse.Namespace) -> None:
         for number in range(len(classes)):
             start, count = int(classes.starts[number]), int(classes.counts[number])
             images = classes.images[start : start + count].to(DEVICE).float()
-            plain = options.images // 2 if split == "train" else count
+            plain = options.images // 2 if split == "train" else min(count, options.other_images)
             seen = [_features(part) for part in images[:plain].split(100)]
             if split == "train":
                 random = generator(0, "views", number)
