@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save
 
 from npbml.errors import RunError
-from npbml.tensor_files import load_tensors, save_tensors
+from npbml.tensor_files import digest, load_tensors, save_tensors
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -74,4 +74,5 @@ def test_what_is_about_the_tensors_is_readable_by_others(tmp_path: Path) -> None
     save_tensors(tmp_path / "some", {"x": torch.ones(2)}, {"step": 7})
     content = (tmp_path / "some").read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    assert json.loads(header["__metadata__"]["about"]) == {"step": 7}
+    about = json.loads(header["__metadata__"]["about"])
+    assert about.pop("sha256") == digest({"x": torch.ones(2)}, {"step": 7}) and about == {"step": 7}

@@ -1,7 +1,5 @@
-"""A fitted classifier as one file: safetensors, with JSON in its metadata and a digest over all of it."""
+"""A fitted classifier as one file: safetensors, with JSON in its metadata (see tensor_files for the digest)."""
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,14 +13,11 @@ from npbml.classifier.fitted import Fitted, Kept, answers_alone, keeps_features
 from npbml.classifier.labels import check_label
 from npbml.devices import named_device
 from npbml.errors import DataError, RunError, SettingError
-from npbml.learner.file import about_learner, take_tensors
+from npbml.learner.file import about_learner, make_learner, read_images, read_settings
 from npbml.learner.learner import Learner
-from npbml.learner.settings import ImageSpec, LearnerSettings
-from npbml.settings import from_dict
-from npbml.tensor_files import load_tensors, save_tensors
+from npbml.tensor_files import is_finite, load_tensors, save_tensors
 
 FORMAT, VERSION = "npbml classifier", 1
-LARGEST_IMAGE = 4096  # pixels a side; a file that says more was made to harm
 
 
 def save_classifier(
@@ -61,7 +56,7 @@ def save_classifier(
         "names": [Path(name).name for name in fitted.labelled.names],
         "card": describe(fitted, learner, parameters["threshold"]),
     }
-    save_tensors(path, tensors, {**about, "sha256": _digest(tensors, about)})
+    save_tensors(path, tensors, about)
 
 
 def load_classifier(path: Path, device: str) -> tuple[Fitted, dict[str, Any]]:
@@ -73,16 +68,13 @@ def load_classifier(path: Path, device: str) -> tuple[Fitted, dict[str, Any]]:
     place = named_device(device)
     try:
         tensors, about = load_tensors(path)
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
+        if about.get("format") != FORMAT:
             raise RunError(f"{path} does not hold a classifier; FewShotClassifier.save makes such files.")
         if about.get("version") != VERSION:
             raise RunError(
                 f"{path} is of version {about.get('version')!r} of the format, and this npbml reads {VERSION}: "
                 "update npbml."
             )
-        told = about.pop("sha256", None)
-        if told != _digest(tensors, about):
-            _refuse(path, "its digest is not that of its content")
         return _read(path, tensors, about, place)
     except RunError:
         raise
@@ -122,7 +114,7 @@ def _read(
     wanted = learner.adapted_shapes(len(classes)) if answers_alone(learner) else {}
     shapes = {name: value.shape for name, value in theta.items()}
     _need(path, shapes == wanted, "its parameters do not fit")
-    _need(path, all(_is_finite(value) for value in theta.values()), "its parameters are not finite")
+    _need(path, all(is_finite(value) for value in theta.values()), "its parameters are not finite")
     theta = {name: value.to(device, learner.mean.dtype) for name, value in theta.items()}
     parameters = dict(about["parameters"])
     parameters["unknown"] = decode_label(parameters["unknown"])
@@ -134,28 +126,12 @@ def _read(
 
 
 def _learner(path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> Learner:
+    images = read_images(path, about)
+    _need(path, images.channels in (1, 3), "the pictures that it takes are neither grey nor in colour")
     try:
-        images = from_dict(ImageSpec, about["images"])
-        settings = from_dict(LearnerSettings, about["settings"], LearnerSettings())
-    except SettingError as error:
-        raise RunError(f"{path} holds a learner that cannot be read: {error}") from None
-    # What the settings ask for is in the file: they cannot ask for more than it has.
-    room = max(LARGEST_IMAGE, *(tensor.numel() for tensor in tensors.values()))
-    sizes = [images.size, settings.net.filters, *(settings.net.widths or ()), *settings.scorer.widths]
-    _need(path, max(sizes) <= room and images.size <= LARGEST_IMAGE, "its settings ask for more than it holds")
-    good = all(math.isfinite(value) for value in (*images.mean, *images.std)) and min(images.std) > 0
-    good &= len(images.mean) == len(images.std) == images.channels and images.channels in (1, 3)
-    _need(path, good, "the pictures that it takes are not described")
-    _need(
-        path, all(_is_finite(value) for value in tensors.values()), "its learner has weights that are not finite"
-    )
-    try:
-        learner = Learner(settings, images)
+        learner = make_learner(path, read_settings(path, about), images, tensors)
     except SettingError as error:
         raise RunError(f"{path} holds a learner that cannot be made here: {error}") from None
-    except (RuntimeError, MemoryError) as error:
-        _refuse(path, f"its learner cannot be made: {error}")
-    take_tensors(learner, tensors, path)
     dtype = next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
     return learner.to(dtype)
 
@@ -167,7 +143,7 @@ def _kept(path: Path, learner: Learner, tensors: dict[str, Tensor], names: tuple
         1, images.channels, images.size, images.size, dtype=torch.uint8, device=learner.mean.device
     )
     like = learner.features(blank) if keeps_features(learner) else blank
-    good = items.dtype == like.dtype and items.shape[1:] == like.shape[1:] and _is_finite(items)
+    good = items.dtype == like.dtype and items.shape[1:] == like.shape[1:] and is_finite(items)
     good &= digests.dtype == thumbnails.dtype == torch.uint8 and digests.shape[1:] == (32,)
     good &= thumbnails.dim() == 4 and thumbnails.shape[1] == images.channels
     good &= len(items) == len(digests) == len(thumbnails) == len(names)
@@ -185,19 +161,6 @@ def _without_thumbnails(kept: Kept) -> Kept:
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _is_finite(value: Tensor) -> bool:
-    return not value.is_floating_point() or bool(value.isfinite().all())
-
-
-def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
-    """SHA-256 over the metadata and every tensor: its name, kind, shape and bytes."""
-    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    for name, tensor in sorted(tensors.items()):
-        found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
 
 
 def encode_label(label: Any) -> Any:

@@ -1,26 +1,35 @@
 """A download as it is: the files below a folder, and those in its archives, by their path.
 
 A zip is read in place. A tar is unpacked first, since it cannot be read out of order. No member of either can
-be written, or be read from, outside the archive: names that lead elsewhere, links and devices are refused.
+be written, or be read from, outside the archive: names that lead elsewhere, links and devices are refused. So is
+an archive that would unpack to many times its size, before anything of it is written.
 """
 
 import dataclasses
+import lzma
 import os
 import re
 import shutil
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from npbml.errors import DataError
 
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
-_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, zlib.error, RuntimeError, NotImplementedError)
+_DAMAGE = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(EOFError, OSError, RuntimeError, ValueError, OverflowError),
+)
+
+_RATIO, _FREE = 100, 1 << 26  # an archive may unpack to so many times its size, and to 64 MiB in any case
+_HEADER = 1 << 20  # bytes of a header of a tar
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +68,13 @@ class Member:
             with self.open() as file:
                 return file.read()
         except _DAMAGE as error:
+            raise self.unreadable(error) from error
+
+    def text(self) -> str:
+        """The content of a text file."""
+        try:
+            return self.read().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
             raise self.unreadable(error) from error
 
     def unreadable(self, error: Exception) -> DataError:
@@ -132,8 +148,11 @@ def unpack(archive: Path, room: Path) -> None:
                 _write(archive, room / member.path, packed)
         return
     try:
-        with tarfile.open(archive) as tar:
+        with tarfile.open(archive, tarinfo=_Entry) as tar:
+            total = 0
             for entry in tar:
+                total += entry.size
+                check_unpacked(archive, archive.stat().st_size, total)
                 _check_name(archive, entry.name)
                 if not entry.isreg() and not entry.isdir():
                     kind = "a link" if entry.issym() or entry.islnk() else "a device"
@@ -142,6 +161,36 @@ def unpack(archive: Path, room: Path) -> None:
                     _write(archive, room / entry.name, content)
     except _DAMAGE as error:
         raise _damaged(archive, error) from error
+
+
+class _Entry(tarfile.TarInfo):
+    """A header of a tar. A damaged one is an error, and not the end of the archive, which tarfile takes it for."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.HeaderError as error:
+            # What is no tar at all is told by the first header; two empty blocks are the end.
+            if tar.offset == 0 or type(error).__name__ == "EOFHeaderError":
+                raise
+            raise tarfile.ReadError(f"the header at byte {tar.offset} is damaged, {error}") from None
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        entry = super().frombuf(buf, encoding, errors)
+        if entry.size < 0 or (not entry.isreg() and entry.size > _HEADER):
+            raise tarfile.ReadError(f"a header in it says that it has {entry.size} bytes")
+        return entry
+
+
+def check_unpacked(name: object, packed: int, unpacked: int) -> None:
+    """Raise a DataError when an archive would unpack to far more than archives of images do."""
+    if unpacked > _RATIO * packed + _FREE:
+        raise DataError(
+            f"{name} is refused: it has {packed:,} bytes and would unpack to {unpacked:,} or more. "
+            "It may be hostile; get it from its publisher again."
+        )
 
 
 def _inside(archive: Path, room: Path) -> Iterator[Member]:
@@ -157,6 +206,7 @@ def _zipped(archive: Path) -> Iterator[Member]:
         packed = zipfile.ZipFile(archive)
     except _DAMAGE as error:
         raise _damaged(archive, error) from error
+    check_unpacked(archive, archive.stat().st_size, sum(entry.file_size for entry in packed.infolist()))
     for entry in packed.infolist():
         _check_name(archive, entry.filename)
         kind = stat.S_IFMT(entry.external_attr >> 16)

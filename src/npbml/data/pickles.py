@@ -3,6 +3,9 @@
 A pickle is a program that may call whatever it can name. Here it can name only what numpy's arrays and
 Python's plain containers need, and even those names lead to functions of this file, which check what they are
 given: numpy's own would take a hostile dtype at its word.
+
+Nothing is hashed or printed before it is known to be small: a tuple that holds another twice, sixty times over,
+or one that is nested a million deep, would take for ever or crash. No file makes more than a multiple of its size.
 """
 
 import codecs
@@ -20,6 +23,8 @@ import numpy as np
 from npbml.errors import DataError
 
 _PIECE = 1 << 20
+_KEY_PARTS = 64  # values in a tuple that is a key
+_SAID = 200  # characters of an error
 _PLAIN = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|[SU]\d{1,6}|O8?)")
 
 
@@ -33,17 +38,17 @@ def load_pickle(source: Path | IO[bytes], name: str | None = None) -> Any:
     try:
         if isinstance(source, Path):
             with open(source, "rb") as file:
-                return _Reader(_Lines(file), encoding="bytes").load()
-        return _Reader(_Lines(source), encoding="bytes").load()
+                return _Reader(_Lines(file)).load()
+        return _Reader(_Lines(source)).load()
     except _Refused as error:
         raise DataError(
-            f"{name} is refused: it asks for {error}, and a file of images needs only arrays and plain "
-            "containers. It may be hostile; nothing in it was run. Get the file from its publisher again."
+            f"{name} is refused: it asks for {str(error)[:_SAID]}, and a file of images needs only arrays and "
+            "plain containers. It may be hostile; nothing in it was run. Get the file from its publisher again."
         ) from None
     except Exception as error:  # a damaged pickle can raise anything
         raise DataError(
-            f"{name} cannot be read as a pickle ({type(error).__name__}: {error}). It is damaged or cut "
-            "short, or no pickle: get it again."
+            f"{name} cannot be read as a pickle ({type(error).__name__}: {str(error)[:_SAID]}). It is damaged or "
+            "cut short, or no pickle: get it again."
         ) from error
 
 
@@ -52,13 +57,19 @@ class _Refused(Exception):
 
 
 class _Lines:
-    """A file whose lines are whole: half a name would be taken for another one."""
+    """A file whose lines are whole: half a name would be taken for another one. It counts what was read."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.read = file, file.read
+        self.file, self.done = file, 0
+
+    def read(self, size: int) -> bytes:
+        content = self.file.read(size)
+        self.done += len(content)
+        return content
 
     def readline(self) -> bytes:
         line = self.file.readline()
+        self.done += len(line)
         if not line.endswith(b"\n"):
             raise EOFError("it ends within a line")
         return line
@@ -71,6 +82,18 @@ class _Reader(_InPython):
     """The unpickler that is written in Python: unlike the one in C it holds a large array in memory only once."""
 
     dispatch: ClassVar[dict[int, Any]] = dict(_InPython.dispatch)
+
+    def __init__(self, lines: _Lines) -> None:
+        super().__init__(lines, encoding="bytes")
+        self.lines, self.made = lines, 0
+
+    def charge(self, *values: Any) -> None:
+        """Count what is made of `values`, which a file may name again and again for two bytes."""
+        for value in values:
+            if isinstance(value, _SIZED):
+                self.made += value.size if isinstance(value, np.ndarray) else len(value)
+        if self.made > _PIECE + 16 * self.lines.done:
+            raise _Refused("far more than is in it")
 
     def load_binunicode(self) -> None:
         (length,) = struct.unpack("<I", self.read(4))
@@ -103,11 +126,57 @@ class _Reader(_InPython):
             made.write(decoder.decode(piece, done + _PIECE >= length).encode("latin1"))
         return _Latin(made)
 
+    def load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self.stack[-1][_key(key)] = value
+
+    dispatch[pickle.SETITEM[0]] = load_setitem
+
+    def load_setitems(self) -> None:
+        items = self.pop_mark()
+        table = self.stack[-1]
+        for place in range(0, len(items), 2):
+            table[_key(items[place])] = items[place + 1]
+
+    dispatch[pickle.SETITEMS[0]] = load_setitems
+
+    def load_dict(self) -> None:
+        items = self.pop_mark()
+        self.append({_key(items[place]): items[place + 1] for place in range(0, len(items), 2)})
+
+    dispatch[pickle.DICT[0]] = load_dict
+
+    def load_additems(self) -> None:
+        items = self.pop_mark()
+        self.stack[-1].update(map(_key, items))
+
+    dispatch[pickle.ADDITEMS[0]] = load_additems
+
+    def load_frozenset(self) -> None:
+        self.append(frozenset(map(_key, self.pop_mark())))
+
+    dispatch[pickle.FROZENSET[0]] = load_frozenset
+
+    def load_build(self) -> None:
+        if not isinstance(self.stack[-2], _Array | _Dtype | _Call):
+            raise _Refused(f"a change of {type(self.stack[-2]).__name__}")
+        if isinstance(self.stack[-1], tuple):
+            self.charge(*self.stack[-1])
+        super().load_build()
+
+    dispatch[pickle.BUILD[0]] = load_build
+
     def find_class(self, module: str, name: str) -> Any:
         try:
-            return _ADMITTED[module, name]
+            function = _ADMITTED[module, name]
         except KeyError:
             raise _Refused(f"{module}.{name}") from None
+
+        def charged(*arguments: Any) -> Any:
+            self.charge(*arguments)
+            return function(*arguments)
+
+        return _Call(charged)
 
     def persistent_load(self, pid: Any) -> Any:
         raise _Refused("an object from outside the file")
@@ -118,6 +187,12 @@ class _Latin:
 
     def __init__(self, made: io.BytesIO) -> None:
         self.made = made
+
+    def __len__(self) -> int:
+        return self.made.getbuffer().nbytes
+
+
+_SIZED = (str, bytes, list, tuple, dict, set, frozenset, np.ndarray, _Latin)
 
 
 class _Array(np.ndarray):
@@ -173,7 +248,23 @@ def _plain(kind: Any) -> np.dtype[Any]:
 
 
 def _text(value: Any) -> str:
-    return value.decode("latin1") if isinstance(value, bytes) else str(value)
+    if not isinstance(value, str | bytes):
+        raise ValueError(f"{type(value).__name__} where text was expected")
+    return value.decode("latin1") if isinstance(value, bytes) else value
+
+
+def _key(value: Any) -> Any:
+    """A value that can be hashed in no time: a plain one, or a small tuple of such."""
+    parts = [value]
+    for place in range(_KEY_PARTS):
+        if place == len(parts):
+            return value
+        part = parts[place]
+        if isinstance(part, tuple):
+            parts += part[:_KEY_PARTS]
+        elif part is not None and not isinstance(part, str | bytes | int | float | np.generic):
+            raise ValueError(f"{type(part).__name__} cannot be a key")
+    raise _Refused(f"a key of more than {_KEY_PARTS} values")
 
 
 def _reconstruct(*_: Any) -> np.ndarray:
@@ -190,12 +281,24 @@ def _scalar(kind: Any, content: Any = b"") -> Any:
 
 def _encode(text: "str | _Latin", encoding: Any = "latin1") -> bytes:
     if encoding not in ("latin1", "latin-1", b"latin1"):
-        raise _Refused(f"the encoding {encoding!r}")
+        raise _Refused("another encoding than latin1")
     return text.made.getvalue() if isinstance(text, _Latin) else text.encode("latin1")
 
 
 def _bytes() -> bytes:
     return b""
+
+
+def _frozenset(items: Any = ()) -> frozenset[Any]:
+    return frozenset(map(_key, items))
+
+
+def _set(items: Any = ()) -> set[Any]:
+    return set(map(_key, items))
+
+
+def _ordered(items: Any = ()) -> collections.OrderedDict[Any, Any]:
+    return collections.OrderedDict((_key(key), value) for key, value in items)
 
 
 def _ndarray(*_: Any) -> None:
@@ -205,9 +308,9 @@ def _ndarray(*_: Any) -> None:
 _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     ("_codecs", "encode"): _encode,
     ("builtins", "bytes"): _bytes,
-    ("builtins", "frozenset"): frozenset,
-    ("builtins", "set"): set,
-    ("collections", "OrderedDict"): collections.OrderedDict,
+    ("builtins", "frozenset"): _frozenset,
+    ("builtins", "set"): _set,
+    ("collections", "OrderedDict"): _ordered,
     ("numpy", "dtype"): _Dtype,
     ("numpy", "ndarray"): _ndarray,
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
@@ -220,7 +323,7 @@ _OLDER = {
     "numpy._core.numeric": "numpy.core.numeric",
 }
 _ADMITTED = {
-    (spelling, name): _Call(function)
+    (spelling, name): function
     for (module, name), function in _FUNCTIONS.items()
     for spelling in (module, _OLDER.get(module, module))
 }

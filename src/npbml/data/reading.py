@@ -111,9 +111,34 @@ def resized(images: np.ndarray, size: int) -> np.ndarray:
     return images.transpose(0, 3, 1, 2)
 
 
-def text(value: Any) -> str:
+def text(value: str | bytes) -> str:
     """A string of Python 2 or 3."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def texts(member: Member, values: Any, name: str) -> list[str]:
+    """The strings of a pickled list."""
+    values = _listed(values)
+    if values is None or not all(isinstance(value, str | bytes) for value in values):
+        raise DataError(f"{member}: {name} must be a list of names. Get the file again.")
+    return [text(value) for value in values]
+
+
+def numbers(member: Member, values: Any, name: str) -> np.ndarray:
+    """The whole numbers of a pickled list or array, int64 [numbers]."""
+    values = _listed(values)
+    # Nothing is made into an array that is not flat: of nested lists numpy would look at every one.
+    good = values is not None and all(type(value) is int or isinstance(value, np.integer) for value in values)
+    if not good or not all(-(1 << 63) <= value < 1 << 63 for value in values):
+        raise DataError(f"{member}: {name} must be a list of whole numbers. Get the file again.")
+    return np.array(values, np.int64)
+
+
+def _listed(values: Any) -> Any:
+    """The values of a list, a tuple or an array of one dimension; None if it is none of them."""
+    if isinstance(values, np.ndarray):
+        return values.tolist() if values.ndim == 1 else None
+    return values if isinstance(values, list | tuple) else None
 
 
 def unpickled(member: Member) -> Any:
@@ -125,7 +150,7 @@ def table(member: Member, content: Any, *keys: str) -> list[Any]:
     """The values of `keys` in a pickled dictionary whose keys may be bytes."""
     if not isinstance(content, dict):
         raise DataError(f"{member} holds {type(content).__name__}, where a dictionary was expected.")
-    by_text = {text(key): value for key, value in content.items()}
+    by_text = {text(key): value for key, value in content.items() if isinstance(key, str | bytes)}
     if missing := [key for key in keys if key not in by_text]:
         raise DataError(
             f"{member} has the keys {', '.join(sorted(by_text)) or 'none'}; expected is {', '.join(missing)}. "
@@ -136,6 +161,8 @@ def table(member: Member, content: Any, *keys: str) -> list[Any]:
 
 def colour_images(member: Member, array: Any, name: str) -> np.ndarray:
     """The array if it is uint8 [images, height, width, 3]."""
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{member} holds {type(array).__name__} as {name}; expected is an array of images.")
     pixels = np.asarray(array)
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
         raise DataError(

@@ -22,13 +22,13 @@ from npbml.lab.records import Records
 from npbml.lab.run_folder import RunFolder
 from npbml.lab.schema import Config, check_config
 from npbml.lab.stages import PRETRAIN, SCORER, needed
+from npbml.learner.file import read_images
 from npbml.learner.learner import Learner
 from npbml.learner.settings import ImageSpec
 from npbml.measures import MEASURES, Measure
 from npbml.nets.encoder import Encoder
 from npbml.nets.settings import smallest_image
 from npbml.parts import BACKBONES, DATASETS, SCORERS
-from npbml.settings import from_dict
 from npbml.shapes import Shape, benchmark_shape, read_shapes
 from npbml.stages.observer import Observer
 from npbml.stages.setup import Setup
@@ -108,7 +108,7 @@ class Run:
             return ImageSpec(len(self.encoder.mean), self.encoder.size, self.encoder.mean, self.encoder.std)
         path = self.folder / PRETRAIN.name / PRETRAIN.weights
         if path.exists():
-            return from_dict(ImageSpec, load_tensors(path)[1]["images"])
+            return read_images(path, load_tensors(path)[1])
         return self.splits["train"].spec if isinstance(self.data, ImageData) else self.data.spec
 
     @property

@@ -10,14 +10,13 @@ from npbml.errors import RunError
 from npbml.lab.run import Run
 from npbml.lab.schema import Config, method_config
 from npbml.lab.stages import PRETRAIN, SCORER, stage_value
-from npbml.learner.file import take_tensors
+from npbml.learner.file import read_images, take_tensors
 from npbml.learner.learner import Learner
-from npbml.learner.settings import ImageSpec
 from npbml.nets.network import Network
 from npbml.rule.settings import HeadSettings
 from npbml.settings import from_dict
 from npbml.stages.pretrain import pretrain_network, use_norms
-from npbml.tensor_files import load_tensors
+from npbml.tensor_files import check_weights, load_tensors
 
 
 def weights_file(run: Run, name: str, rank: int = 0) -> Path:
@@ -35,7 +34,7 @@ def read_learner(run: Run, method: str, rank: int = 0) -> Learner:
     tensors, about = load_tensors(path)
     # Its file knows the temperature, which may have been chosen after meta-training.
     head = from_dict(HeadSettings, about.get("settings", {}).get("head", {}), config.learner.head)
-    learner = Learner(replace(config.learner, head=head), from_dict(ImageSpec, about["images"]), config.seed)
+    learner = Learner(replace(config.learner, head=head), read_images(path, about), config.seed)
     take_tensors(learner, tensors, path)
     return learner.to(run.device)
 
@@ -44,7 +43,7 @@ def fresh_learner(run: Run, config: Config) -> Learner:
     """A learner at the start of meta-training: pre-trained encoder, trained scorer, new rule."""
     learner = Learner(config.learner, run.images, config.seed)
     if config.learner.init.source == "pretrained":
-        learner.take_pretrained(load_tensors(weights_file(run, PRETRAIN.name))[0])
+        _load(learner.take_pretrained, weights_file(run, PRETRAIN.name))
     if learner.scorer is not None and config.learner.scorer.trains:
         take_scorer(run, learner.take_scorer)
     return learner.to(run.device)
@@ -64,7 +63,9 @@ def pretrained_network(run: Run) -> Network:
 
 
 def _load(take: Callable[[dict[str, Tensor]], object], path: Path) -> None:
+    tensors, _ = load_tensors(path)
+    check_weights(path, tensors)
     try:
-        take(load_tensors(path)[0])
-    except RuntimeError as error:
+        take(tensors)
+    except (KeyError, RuntimeError) as error:
         raise RunError(f"{path} does not fit this run's settings: {error}") from None

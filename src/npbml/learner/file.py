@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from npbml.devices import named_device
 from npbml.errors import RunError, SettingError
 from npbml.learner.learner import Learner
-from npbml.learner.settings import ImageSpec, LearnerSettings
+from npbml.learner.settings import LARGEST_IMAGE, ImageSpec, LearnerSettings
 from npbml.settings import from_dict, to_dict
-from npbml.tensor_files import load_tensors, save_tensors
+from npbml.tensor_files import check_weights, load_tensors, save_tensors
 from npbml.version import __version__
 
 
@@ -32,20 +34,65 @@ def load_learner(path: str | Path, device: str = "auto", settings: LearnerSettin
     """
     path = Path(path)
     tensors, about = load_tensors(path)
-    try:
-        images = from_dict(ImageSpec, about["images"])
-        if settings is None:
-            settings = from_dict(LearnerSettings, about["settings"], LearnerSettings())
-    except (KeyError, TypeError, SettingError) as error:
-        raise RunError(f"{path} does not hold a learner that can be read: {error}") from None
-    learner = Learner(settings, images)
-    take_tensors(learner, tensors, path)
+    images = read_images(path, about)
+    learner = make_learner(path, read_settings(path, about) if settings is None else settings, images, tensors)
     return learner.to(named_device(device))
 
 
-def take_tensors(learner: Learner, tensors: Mapping[str, Any], path: Path) -> None:
+def make_learner(
+    path: Path, settings: LearnerSettings, images: ImageSpec, tensors: Mapping[str, Tensor]
+) -> Learner:
+    """The learner of a file that says so, with the file's tensors.
+
+    Raises:
+        RunError: The tensors are not those of such a learner.
+        SettingError: Such a learner cannot be made here.
+    """
+    # What the settings ask for is in the file: they cannot ask for more than it has.
+    room = max([LARGEST_IMAGE, *(tensor.numel() for tensor in tensors.values())])
+    if max(settings.net.filters, *(settings.net.widths or ()), *settings.scorer.widths) > room:
+        raise _unreadable(path, "its settings ask for more than it holds")
+    try:
+        learner = Learner(settings, images)
+    except (RuntimeError, MemoryError) as error:
+        raise _unreadable(path, f"its learner cannot be made, {error}") from None
+    take_tensors(learner, tensors, path)
+    return learner
+
+
+def read_images(path: Path, about: Mapping[str, Any]) -> ImageSpec:
+    """The images that a learner takes, from the metadata of its file.
+
+    Raises:
+        RunError: They are not described, or cannot be as they are described.
+    """
+    try:
+        return from_dict(ImageSpec, about["images"])
+    except (KeyError, TypeError, SettingError) as error:
+        raise _unreadable(path, error) from None
+
+
+def read_settings(path: Path, about: Mapping[str, Any]) -> LearnerSettings:
+    """The settings of a learner, from the metadata of its file.
+
+    Raises:
+        RunError: They are missing, or not those of a learner.
+    """
+    try:
+        return from_dict(LearnerSettings, about["settings"], LearnerSettings())
+    except (KeyError, TypeError, SettingError) as error:
+        raise _unreadable(path, error) from None
+
+
+def take_tensors(learner: Learner, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Load the tensors of a file, or say that they are not those of such a learner."""
+    check_weights(path, tensors, learner.state_dict())
     try:
         learner.load_state_dict(tensors)
     except RuntimeError as error:
         raise RunError(f"{path} does not fit its settings: {error}") from None
+
+
+def _unreadable(path: Path, error: Exception | str) -> RunError:
+    why = f"it has no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+    return RunError(f"{path} does not hold a learner that can be read: {why}.")

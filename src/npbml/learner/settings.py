@@ -1,5 +1,6 @@
 """What makes a learner what it is, and which combinations make sense."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,15 +21,34 @@ from npbml.scorers.settings import ScorerSettings
 from npbml.settings import group, setting
 from npbml.shapes import read_shapes
 
+LARGEST_IMAGE = 4096
+"""Pixels a side, and channels: a file that says more was made to harm."""
+
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """The pictures a learner takes: their channels, size and normalisation."""
+    """The pictures a learner takes: their channels, size and normalisation.
+
+    Raises:
+        SettingError: No picture can be like that, or be normalised so.
+    """
 
     channels: int
     size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name, number in (("channels", self.channels), ("size", self.size)):
+            if not 1 <= number <= LARGEST_IMAGE:
+                raise SettingError(f"images.{name} must be at least 1, at most {LARGEST_IMAGE}, not {number!r}.")
+        for name, numbers in (("mean", self.mean), ("std", self.std)):
+            if len(numbers) != self.channels or not all(map(math.isfinite, numbers)):
+                raise SettingError(
+                    f"images.{name} takes a finite number for each of {self.channels} channels, not {numbers!r}."
+                )
+        if min(self.std) <= 0:
+            raise SettingError(f"images.std must be above 0, not {self.std!r}: images are divided by it.")
 
 
 @dataclass(frozen=True)

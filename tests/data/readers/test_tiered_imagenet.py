@@ -153,7 +153,7 @@ def test_errors_in_the_labels(tmp_path: Path, data: Data) -> None:
         label_specific=labels[labels.argsort()[1:]],
     )
     broken(r"val_labels\.pkl has labels 0 to 7, and 2 class names", label_specific=labels * 7)
-    broken(r"val_labels\.pkl has float64", label_specific=labels / 2)
+    broken(r"val_labels\.pkl: label_specific must be a list of whole", label_specific=labels / 2)
     broken(r"val_labels\.pkl lacks '", label_specific_str=[data["val"][0][0], "n99999999"])
     file.write_bytes(file.read_bytes()[:-10])
     refused(source, root, r"val_labels\.pkl cannot be read as a pickle")

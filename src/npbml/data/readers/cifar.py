@@ -7,7 +7,17 @@ import numpy as np
 
 from npbml.data.archives import Files, Member
 from npbml.data.benchmarks import Benchmark
-from npbml.data.reading import Reading, check_counts, check_names, entries, resized, table, text, unpickled
+from npbml.data.reading import (
+    Reading,
+    check_counts,
+    check_names,
+    entries,
+    numbers,
+    resized,
+    table,
+    texts,
+    unpickled,
+)
 from npbml.errors import DataError
 
 _SIDE = 32
@@ -23,14 +33,18 @@ def read_python(files: Files, benchmark: Benchmark, size: int) -> Reading | None
     labels, pixels = [], []
     for part in parts:
         fine, data = table(part, unpickled(part), "fine_labels", "data")
-        labels.append(np.asarray(fine, np.int64))
+        if not isinstance(data, np.ndarray):
+            raise DataError(f"{part} holds {type(data).__name__} as data; expected is an array of images.")
+        labels.append(numbers(part, fine, "fine_labels"))
         pixels.append(np.asarray(data))
         if pixels[-1].dtype != np.uint8 or pixels[-1].shape != (len(labels[-1]), _PIXELS):
             raise DataError(
                 f"{part} holds {pixels[-1].dtype} {list(pixels[-1].shape)} with {len(labels[-1])} labels; "
                 f"expected is uint8 [images, {_PIXELS}] with a label each, colour images of {_SIDE}x{_SIDE}."
             )
-    return _reading("python pickles", found, benchmark, size, [text(name) for name in names], labels, pixels)
+    return _reading(
+        "python pickles", found, benchmark, size, texts(meta, names, "fine_label_names"), labels, pixels
+    )
 
 
 def read_binary(files: Files, benchmark: Benchmark, size: int) -> Reading | None:
@@ -38,7 +52,7 @@ def read_binary(files: Files, benchmark: Benchmark, size: int) -> Reading | None
     if not (found := files.together("fine_label_names.txt", "train.bin", "test.bin")):
         return None
     listed, *parts = found
-    names = listed.read().decode().split()
+    names = listed.text().split()
     labels, pixels = [], []
     for part in parts:
         if part.size % (_PIXELS + 2):

@@ -15,11 +15,12 @@ from npbml.data.reading import (
     colour_images,
     entries,
     is_picture,
+    numbers,
     one_of_each,
     read_pictures,
     resized,
     table,
-    text,
+    texts,
     unpickled,
 )
 from npbml.data.store import SPLITS, Split
@@ -38,10 +39,16 @@ def read_cache(files: Files, benchmark: Benchmark, size: int) -> Reading | None:
         member, names = found[split], benchmark.classes[split]
         data, rows = table(member, unpickled(member), "image_data", "class_dict")
         pixels = colour_images(member, data, "image_data")
-        by_class = {text(name): np.asarray(places) for name, places in rows.items()}
+        if not isinstance(rows, dict):
+            raise DataError(
+                f"{member} holds {type(rows).__name__} as class_dict, where a dictionary was expected."
+            )
+        classes = texts(member, list(rows), "class_dict")
+        by_class = dict(zip(classes, rows.values(), strict=True))
         check_names(member, f"{benchmark.name}'s {split} split", names, list(by_class))
         for name in names:
-            yield resized(pixels[_rows(member, by_class[name], name, len(pixels), benchmark.images)], size)
+            own = numbers(member, by_class[name], f"class_dict[{name!r}]")
+            yield resized(pixels[_rows(member, own, name, len(pixels), benchmark.images)], size)
 
     pieces = (piece for split in SPLITS for piece in images(split))
     return Reading("cache pickles", list(found.values()), made, pieces)
@@ -53,11 +60,18 @@ def _rows(member: Member, rows: np.ndarray, name: str, total: int, expected: int
             f"{member} holds {len(rows)} images of class {name!r}, and mini-imagenet has {expected} of every "
             "class. Get the file again."
         )
-    if rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= total:
+    if rows.min() < 0 or rows.max() >= total:
         raise DataError(
             f"{member}: class_dict gives class {name!r} rows that image_data, of {total}, does not have."
         )
     return rows
+
+
+def _csv_rows(member: Member) -> list[dict[str, str]]:
+    try:
+        return list(csv.DictReader(io.StringIO(member.text())))
+    except csv.Error as error:
+        raise member.unreadable(error) from error
 
 
 def read_csv(files: Files, benchmark: Benchmark, size: int) -> Reading | None:
@@ -73,7 +87,7 @@ def read_csv(files: Files, benchmark: Benchmark, size: int) -> Reading | None:
     classes: dict[str, list[Member]] = {}
     for split, member in zip(SPLITS, found, strict=True):
         own: dict[str, list[Member]] = {}
-        for number, row in enumerate(csv.DictReader(io.StringIO(member.read().decode("utf-8-sig"))), 2):
+        for number, row in enumerate(_csv_rows(member), 2):
             name, label = row.get("filename"), row.get("label")
             if not name or not label:
                 raise DataError(

@@ -2,12 +2,11 @@
 
 import dataclasses
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from npbml.data.archives import Files, Member
+from npbml.data.archives import Files, Member, check_unpacked
 from npbml.data.benchmarks import Benchmark
 from npbml.data.folder import read_pictures_by_class
 from npbml.data.reading import (
@@ -15,10 +14,11 @@ from npbml.data.reading import (
     Reading,
     check_names,
     colour_images,
+    numbers,
     one_of_each,
     resized,
     table,
-    text,
+    texts,
     unpickled,
 )
 from npbml.data.store import SPLITS, ClassEntry, Split
@@ -56,7 +56,9 @@ def read_pickles(files: Files, benchmark: Benchmark, size: int) -> Reading | Non
 
         def picture(place: int) -> _Encoded:
             one = encoded[place]
-            return _Encoded(one if isinstance(one, bytes) else np.asarray(one).tobytes(), member, place)
+            if not isinstance(one, bytes) and not (isinstance(one, np.ndarray) and one.dtype == np.uint8):
+                raise DataError(f"{member} holds {type(one).__name__} as image {place}; expected are its bytes.")
+            return _Encoded(one if isinstance(one, bytes) else one.tobytes(), member, place)
 
         classes = ([picture(place) for place in places] for _, places in rows)
         for pictures in classes:
@@ -73,11 +75,15 @@ def read_npz(files: Files, benchmark: Benchmark, size: int) -> Reading | None:
     def images(split: Split, rows: Rows) -> Iterator[np.ndarray]:
         member = found[split]
         try:
+            with member.open() as file, zipfile.ZipFile(file) as packed:
+                check_unpacked(member, member.size, sum(entry.file_size for entry in packed.infolist()))
             with member.open() as file, np.load(file, allow_pickle=False) as arrays:
                 if "images" not in arrays:
                     raise DataError(f"{member} has {', '.join(arrays)}; expected is the array 'images'.")
                 data = arrays["images"]
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
+        except DataError:
+            raise
+        except Exception as error:  # a damaged header can raise anything
             raise member.unreadable(error) from error
         pixels = colour_images(member, data, "images")
         _check_length(member, pixels, rows)
@@ -120,10 +126,11 @@ def _rows(member: Member, split: Split, benchmark: Benchmark, codes: Mapping[str
     The published label_general is of no use: it was counted wrongly when the files were made.
     """
     labels, names = table(member, unpickled(member), "label_specific", "label_specific_str")
-    labels, names = np.asarray(labels), [text(name) for name in names]
+    labels = numbers(member, labels, "label_specific")
+    names = texts(member, names, "label_specific_str")
     expected = benchmark.classes[split]
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
-        raise DataError(f"{member} has {labels.dtype} {list(labels.shape)} as label_specific; expected is a list.")
+    if not len(labels):
+        raise DataError(f"{member} has no labels in label_specific. Get the file again.")
     if labels.min() < 0 or labels.max() >= len(names):
         raise DataError(f"{member} has labels {labels.min()} to {labels.max()}, and {len(names)} class names.")
     coded = [[code for code in (name, *codes.get(name, ())) if code in expected] for name in names]
@@ -154,7 +161,7 @@ def _codes(files: Files) -> dict[str, list[str]]:
     """WordNet codes by class name, from the lists that lie beside the images in the publisher's archive."""
     if not (found := files.together("synsets.txt", "class_names.txt")):
         return {}
-    codes, names = (member.read().decode().splitlines() for member in found)
+    codes, names = (member.text().splitlines() for member in found)
     by_name: dict[str, list[str]] = {}
     for code, name in zip(codes, names, strict=False):
         by_name.setdefault(name.strip(), []).append(code.strip())
