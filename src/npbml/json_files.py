@@ -1,35 +1,102 @@
 """Files that are whole or not there: written aside, synced, then renamed into place."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from npbml.errors import RunError
 
-SEAL = "sha256"
-"""The entry that holds the digest of the others."""
+PART = ".part"  # how the names of files end that are being written
+SEAL = "sha256"  # the entry that holds the digest of the others
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` at once: a reader, or a crash, meets the old file or the new one."""
-    aside = path.with_name(f".{path.name}.part")
+    """Replace `path` by `content` at once: a reader, or a crash, meets the old file or the new one.
+
+    When it returns, the new one is on disk. Two processes that write the same file do not meet in one file aside.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{PART}")
+    with saving(path):
+        try:
+            make_folder(path.parent)
+            with open(aside, "wb") as file:
+                file.write(content)
+                sync_file(file)
+            os.replace(aside, path)
+            sync_folder(path.parent)
+        except OSError:
+            with contextlib.suppress(OSError):
+                aside.unlink()
+            raise
+
+
+@contextlib.contextmanager
+def saving(path: Path) -> Iterator[None]:
+    """Turn an error of the disk into one sentence that names the file."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(aside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+        yield
     except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
         raise RunError(
-            f"{path} could not be saved: {error.strerror}. What was saved before is whole; "
+            f"{path} could not be saved: {error.strerror or error}. What was saved before is whole; "
             "make room or choose another folder, then give the same command again."
         ) from None
+
+
+def sync_file(file: Any) -> None:
+    """Have all that was written to an open file on disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names of the files in a folder on disk, where the platform allows it."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    number = os.open(folder, os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot
+            raise
+    finally:
+        os.close(number)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, each with its name on disk."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir(exist_ok=True)
+        sync_folder(one.parent)
+    folder.mkdir(exist_ok=True)  # or an error that says that it is a file
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what killed processes left half written below a folder that no other process may write to."""
+    for part in folder.rglob(f".*{PART}"):
+        if _left_over(part):
+            with contextlib.suppress(OSError):
+                part.unlink()
+
+
+def _left_over(part: Path) -> bool:
+    """Whether the process that began a file is dead; in a container all processes may have this one's number."""
+    number = part.name.removesuffix(PART).rpartition(".")[2].partition("-")[0]
+    if not number.isdecimal() or int(number) == os.getpid():
+        return True  # the first is a name that version 0.1 gave
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def write_json(path: Path, data: Any, *, sealed: bool = False) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from npbml.data.tasks import ClassSet
 from npbml.errors import DataError
+from npbml.json_files import sync_folder
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -307,12 +308,7 @@ def _replace(made: Path, folder: Path) -> None:
             old = folder.with_name(f"{folder.name}{HALF_MADE}{uuid.uuid4().hex}")
             folder.rename(old)
             shutil.rmtree(old, ignore_errors=True)
-    if hasattr(os, "O_DIRECTORY"):
-        parent = os.open(folder.parent, os.O_DIRECTORY)
-        try:
-            os.fsync(parent)
-        finally:
-            os.close(parent)
+    sync_folder(folder.parent)
 
 
 def _same(made: Path, folder: Path) -> bool:

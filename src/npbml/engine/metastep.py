@@ -146,8 +146,7 @@ class MetaStep:
 
     def __call__(self, tasks: Tasks, outer: Outer) -> float:
         """Change the learner by one meta-step and return the loss before it; refuse a step that is not finite."""
-        if self.executor is None:
-            self.executor = self._choose(tasks, outer)
+        self.choose(tasks, outer)
         places = tuple(outer.weights)
         values = tuple(map(float, outer.weights.values()))
         if values not in self.weights:
@@ -171,6 +170,16 @@ class MetaStep:
             raise NotFiniteError(diagnose(self.learner, self.parameters, gradients, prepared))
         self.step.apply(gradients)
         return value
+
+    @property
+    def chosen(self) -> bool:
+        """Whether it is known how tasks are computed."""
+        return self.executor is not None
+
+    def choose(self, tasks: Tasks, outer: Outer) -> None:
+        """Choose how tasks are computed, by those of the first step; `notes` say what was measured."""
+        if self.executor is None:
+            self.executor = self._choose(tasks, outer)
 
     def _choose(self, tasks: Tasks, outer: Outer) -> Executor:
         """An executor by the settings; whether tasks are batched is measured where it is not said."""

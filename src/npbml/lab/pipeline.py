@@ -82,7 +82,8 @@ class Pipeline(Run):
                 and RunFolder(folder).checksum() == self.data.checksum
             ):
                 for name in (stage.weights, "metrics.jsonl", "done.json"):  # the last one says that all are there
-                    write_whole(own / name, (other / name).read_bytes())
+                    if name != "metrics.jsonl" or (other / name).exists():
+                        write_whole(own / name, (other / name).read_bytes())
                 (own / "checkpoint.safetensors").unlink(missing_ok=True)
                 self.observer.said(f"{stage.name}: taken over from {folder}")
                 return

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from npbml.errors import RunError, SettingError
-from npbml.json_files import read_json, write_json
+from npbml.json_files import PART, make_folder, read_json, remove_parts, saving, write_json
 from npbml.lab.identity import differences, from_file, to_file
 from npbml.lab.schema import Config
 from npbml.learner.settings import LearnerSettings
@@ -15,6 +15,8 @@ from npbml.methods import REMOVED, Recipe, find_recipe, register
 from npbml.parts import METHODS
 from npbml.registry import LOADED
 from npbml.settings import from_old_names
+
+LOCK = ".lock"
 
 
 def read_config(folder: Path, note: Callable[[str], None] = lambda words: None) -> Config:
@@ -62,8 +64,7 @@ def _unreadable(folder: Path, path: Path, error: Exception) -> RunError:
 
 def _taken(folder: Path) -> bool:
     """Whether a folder has more in it than a start that was killed leaves behind."""
-    left = {"environment.json", ".environment.json.part", ".config.json.part"}
-    return any(path.name not in left for path in folder.iterdir())
+    return any(path.name not in (LOCK, "environment.json") and path.suffix != PART for path in folder.iterdir())
 
 
 class RunFolder:
@@ -114,11 +115,18 @@ class RunFolder:
         return False
 
     def begin(self, config: Config, environment: Mapping[str, Any]) -> None:
-        """Write what the run is; the configuration, by which it is known, comes last."""
-        write_json(self / "environment.json", environment)
-        write_json(self / "config.json", to_file(config))
-        for method in (config.method, *config.baselines):
-            self.keep_recipe(method)
+        """Write what the run is; the configuration, by which it is known, comes last.
+
+        Of two processes that begin a run at once, the second is refused, or finds it begun with its own settings.
+        """
+        with saving(self.path):
+            make_folder(self.path)
+        with self.lock():
+            if not self.begun(config):
+                write_json(self / "environment.json", environment)
+                write_json(self / "config.json", to_file(config))
+            for method in (config.method, *config.baselines):
+                self.keep_recipe(method)
 
     def keep_recipe(self, method: str) -> None:
         """A method of the user's own is known again wherever the folder goes."""
@@ -127,9 +135,9 @@ class RunFolder:
             write_json(self / method / "recipe.json", {"summary": recipe.summary, "rule": recipe.rule})
 
     def lock(self) -> IO[str]:
-        """Keep other processes out until the file that is returned is closed."""
+        """Keep other processes out until the file that is returned is closed; clear up after killed ones."""
         try:
-            file = open(self / ".lock", "w")  # noqa: SIM115
+            file = open(self / LOCK, "w")  # noqa: SIM115
         except OSError as error:
             raise RunError(f"{self.path} cannot be written to: {error.strerror}.") from None
         try:
@@ -137,4 +145,5 @@ class RunFolder:
         except OSError:
             file.close()
             raise RunError(f"Another process is at work in {self.path}: wait for it, or stop it.") from None
+        remove_parts(self.path)
         return file

@@ -1,11 +1,14 @@
 """What every plot has in common: figures that no window shows, colours, the look of axes."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from npbml.json_files import write_whole
 
 INK, ACCENT, QUIET = "#1b3a4b", "#d1495b", "#8d99ae"
 
@@ -25,6 +28,7 @@ def plain(axis: Axes) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    """Write a picture as its name ends, whole or not at all."""
+    content = io.BytesIO()
+    figure.savefig(content, dpi=130, format=path.suffix.removeprefix(".") or None)
+    write_whole(path, content.getvalue())

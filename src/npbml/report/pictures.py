@@ -1,6 +1,5 @@
 """Pictures of a run: learning curves, sample tasks, the learned loss."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from npbml.randomness import generator
 from npbml.report.drawing import ACCENT, INK, QUIET, new_figure, plain, save
 from npbml.report.words import heading
 from npbml.rule.loss import NetworkTerm, cross_entropy, target_of
+from npbml.stages.journal import NAME, read_journal
 from npbml.tasks import Task
 
 
@@ -26,8 +26,13 @@ def draw_pictures(run: Pipeline) -> Path:
     """Draw what there is to draw into the run's folder `pictures` and return it."""
     folder, config = run.folder / "pictures", run.config
     stages = ["pretrain", "relation", *filter(trains, (config.method, *config.baselines))]
-    journals = {stage: _journal(run.folder / stage) for stage in dict.fromkeys(stages)}
-    journals = {stage: journal for stage, journal in journals.items() if journal}
+    journals: dict[str, list[dict[str, Any]]] = {}
+    for stage in dict.fromkeys(stages):
+        lines, damaged = read_journal(run.folder / stage)
+        if damaged:
+            run.observer.said(f"{damaged} bytes of {run.folder / stage / NAME} are damaged: its curve has a gap.")
+        if lines:
+            journals[stage] = lines
     if journals:
         save(draw_curves(journals, heading(run.measure)), folder / "curves.png")
     trained = (run.folder / config.method / "learner.safetensors").exists()
@@ -196,11 +201,3 @@ def _smooth(points: np.ndarray) -> np.ndarray:
     width = max(1, len(points) // 30)
     kernel = np.ones(width) / width
     return np.stack([np.convolve(column, kernel, "valid") for column in points.T], 1)
-
-
-def _journal(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "metrics.jsonl"
-    if not path.exists():
-        return []
-    # A stage that was killed may have left its last line unfinished.
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]

@@ -1,6 +1,5 @@
 """The loop that every trained stage shares: step, validate, keep the best, checkpoint, resume."""
 
-import json
 import signal
 import threading
 import time
@@ -8,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.tensorboard import SummaryWriter
 
 from npbml.engine.distributed import max_over_ranks, on_rank_zero
 from npbml.errors import RunError, Stopped
 from npbml.json_files import write_json
 from npbml.settings import merged, nested
+from npbml.stages.journal import Journal, opened
 from npbml.stages.observer import Observer
 from npbml.stages.stage import Stage
 from npbml.tensor_files import load_tensors, save_tensors
@@ -26,7 +25,7 @@ from npbml.tensor_files import load_tensors, save_tensors
 class Trainer(Protocol):
     """What a stage trains, how it steps and how it is judged. Step `i` depends on the state and `i` alone."""
 
-    notes: dict[str, Any]  # what was found out by measuring, and must stay as it is through a stop
+    notes: dict[str, Any]  # what `decide` found out by measuring, and must stay as it is through a stop
 
     @property
     def module(self) -> nn.Module:
@@ -35,6 +34,9 @@ class Trainer(Protocol):
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """What steps it."""
+
+    def decide(self, index: int) -> None:
+        """Put into `notes` what step `index` needs to be decided by measuring, and is not yet."""
 
     def step(self, index: int) -> dict[str, float]:
         """One gradient step; the metrics to log."""
@@ -59,13 +61,16 @@ def run_stage(
     """
     if stage.done(folder):
         summary = stage.summary(folder)
+        on_rank_zero(
+            lambda: _checkpoint(folder / stage.name).unlink(missing_ok=True)
+        )  # of a crash at the very end
         observer.begin(stage.name, stage.steps, stage.steps)
         observer.end(f"done before: best {stage.measure.show(summary['validation'])} on validation")
         return summary
     trainer, place = stage.make_trainer(), folder / stage.name
     state = _State.resume(stage, place, trainer) or _State()
     observer.begin(stage.name, stage.steps, state.step)
-    with _signals() as signals, _Journal(place, state) as journal:
+    with _signals() as signals, opened(Journal(place, state.step, state.journal, observer.said)) as journal:
         started = saved = time.monotonic()
         before = state.seconds
 
@@ -87,6 +92,10 @@ def run_stage(
         while state.step < stage.steps:
             stepped = time.monotonic()
             try:
+                decided = dict(trainer.notes)
+                trainer.decide(state.step)
+                if trainer.notes != decided:
+                    save()  # a run that is killed before its first checkpoint must not decide anew
                 metrics = trainer.step(state.step)
             except RunError:
                 save()
@@ -139,7 +148,7 @@ def _finish(
         for rank, tensors in enumerate(state.best):
             save_tensors(stage.file(folder, rank), tensors, about)
         write_json(folder / stage.name / "done.json", summary)
-        (folder / stage.name / "checkpoint.safetensors").unlink(missing_ok=True)
+        _checkpoint(folder / stage.name).unlink(missing_ok=True)
 
     on_rank_zero(leave)
     observer.end(f"best {stage.measure.show(validation)} on validation, at step {best_step}")
@@ -173,11 +182,11 @@ class _State:
         for index, entry in trainer.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in entry.items() if value is not None}
         about = {name: value for name, value in vars(self).items() if name != "best"} | {"notes": trainer.notes}
-        save_tensors(folder / "checkpoint.safetensors", tensors, {**about, "fingerprint": stage.fingerprint})
+        save_tensors(_checkpoint(folder), tensors, {**about, "fingerprint": stage.fingerprint})
 
     @classmethod
     def resume(cls, stage: Stage, folder: Path, trainer: Trainer) -> "_State | None":
-        path = folder / "checkpoint.safetensors"
+        path = _checkpoint(folder)
         if not path.exists():
             return None
         device = next(iter(trainer.module.parameters())).device
@@ -202,48 +211,12 @@ class _State:
         return state
 
 
+def _checkpoint(folder: Path) -> Path:
+    return folder / "checkpoint.safetensors"
+
+
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-class _Journal:
-    """Metrics as JSON lines and for TensorBoard; what was written after the checkpoint is taken back."""
-
-    def __init__(self, folder: Path, state: _State) -> None:
-        def begin() -> tuple[BinaryIO, SummaryWriter]:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                lines = open(folder / "metrics.jsonl", "ab")  # noqa: SIM115
-                lines.truncate(state.journal)
-                purge = state.step + 1 if state.step else None
-                return lines, SummaryWriter(str(folder), purge_step=purge)
-            except OSError as error:
-                raise RunError(f"Metrics cannot be written below {folder}: {error.strerror}.") from None
-
-        self.files = on_rank_zero(begin)
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        if self.files is None:
-            return
-        lines, board = self.files
-        line = {"step": step, **{name: round(value, 6) for name, value in metrics.items()}}
-        lines.write(json.dumps(line).encode() + b"\n")
-        for name, value in metrics.items():
-            board.add_scalar(name, value, step)
-
-    def sync(self) -> int:
-        """The length of the lines so far, all of them on disk."""
-        if self.files is None:
-            return 0
-        self.files[0].flush()
-        return self.files[0].tell()
-
-    def __enter__(self) -> "_Journal":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self.files or ():
-            file.close()
 
 
 class _Signals:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -99,6 +99,12 @@ class MetaTrainer:
         self.answers = [learner_answers(learner, source, replay, tasks=engine.tasks) for source in val]
         on_cpu = next(learner.parameters()).device.type == "cpu"
         self.prefetch = Prefetch(self._prepare) if settings.prefetch and on_cpu else None
+
+    def decide(self, index: int) -> None:
+        """Measure how the tasks of a meta-step are best computed; where that fails, the step itself says why."""
+        if not self.meta_step.chosen:
+            with suppress(NotFiniteError), nullcontext() if self.prefetch is None else one_core():
+                self.meta_step.choose(self._tasks(index), self.module.outer(index / self.settings.steps))
 
     def step(self, index: int) -> dict[str, float]:
         outer = self.module.outer(index / self.settings.steps)

@@ -85,6 +85,9 @@ class Pretrainer:
         self.judged = sharing_copy(self.network)  # the same weights, normalising as in meta-learning
         use_norms(self.judged, setup.learner)
 
+    def decide(self, index: int) -> None:
+        """Nothing is decided by measuring."""
+
     def step(self, index: int) -> dict[str, float]:
         settings, step = self.settings, self.gradient_step
         numbers = draw_numbers(generator(self.setup.seed, self.purpose, index), 2).to(self.train.images.device)

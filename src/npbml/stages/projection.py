@@ -38,6 +38,9 @@ class ProjectionTrainer:
         self.notes: dict[str, Any] = {}
         self.share = self._project()  # at once: validation may prefer a random map by chance
 
+    def decide(self, index: int) -> None:
+        """Nothing is decided by measuring."""
+
     def step(self, index: int) -> dict[str, float]:
         return {"variance kept": self.share}
 

@@ -72,6 +72,9 @@ class EpisodicTrainer:
         self.gradient_step = GradientStep(self.optimizer, "scorer's step", graph, say=setup.say)
         self.answers = Replay("validation", graph, setup.say)
 
+    def decide(self, index: int) -> None:
+        """Nothing is decided by measuring."""
+
     def step(self, index: int) -> dict[str, float]:
         numbers = draw_numbers(generator(self.setup.seed, "relation", index), 3).to(self.train.images.device)
         loss, *gradients = self.gradient_step.find(self._gradient, (numbers,), self._key)
