@@ -80,6 +80,15 @@ def test_nothing_is_refused_that_fits(config: Config, monkeypatch: pytest.Monkey
         check_memory(config, images, torch.device("cpu"))
 
 
+def test_half_precision_counts_half_of_the_activations() -> None:
+    settings = {"pretrain": {"batch_size": 1000}, "engine": {"precision": "bfloat16"}}
+    single, half = (
+        estimate(override(preset("quick"), tables), Images(0, 1, 28)).work
+        for tables in ({"pretrain": {"batch_size": 1000}}, settings)
+    )
+    assert single / 2 <= half < 0.51 * single
+
+
 def test_a_refused_run_leaves_no_folder(config: Config, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"net\.filters"):
         Pipeline.start(tmp_path / "run", override(config, {"net": {"filters": 100_000}}))

@@ -20,7 +20,6 @@ from npbml.engine.distributed import world
 from npbml.errors import SettingError
 from npbml.lab.schema import Config, method_config, override
 from npbml.lab.stages import PRETRAIN, SCORER, needed, scorer_config
-from npbml.learner.build import encoder
 from npbml.learner.learner import Learner
 from npbml.learner.settings import ImageSpec
 from npbml.methods import trains
@@ -28,6 +27,7 @@ from npbml.nets.settings import smallest_image
 from npbml.parts import BACKBONES, SCORERS
 from npbml.settings import leaves, nested
 from npbml.shapes import read_shapes
+from npbml.stages.pretrain import pretrain_network
 
 FLOAT = 4  # bytes
 PROBE = 2  # images by which activations are measured; batch norm needs more than one
@@ -157,10 +157,11 @@ def pretraining(config: Config, spec: ImageSpec) -> int:
     if size < smallest_image(learner.backbone, learner.net):
         return 0  # refused elsewhere, with other words
     with torch.device("meta"):
-        network = encoder(learner, spec, with_film=False, with_warp=settings.warp)
+        network = pretrain_network(learner, settings, spec)
         probe = torch.zeros(PROBE, spec.channels, size, size)
-    activations = kept_by_autograd(network, lambda: network(probe)) * settings.batch_size // world()[1] // PROBE
-    return 3 * parameter_bytes(network) + activations
+    of_probe = kept_by_autograd(network, lambda: network(probe)) // _rounding(config)
+    activations = of_probe * settings.batch_size // world()[1] // PROBE
+    return parameter_bytes(network) + 2 * trained_bytes(network) + activations
 
 
 def scorer_training(config: Config, spec: ImageSpec) -> int:
@@ -174,8 +175,8 @@ def scorer_training(config: Config, spec: ImageSpec) -> int:
         support = torch.zeros(ways, spec.channels, spec.size, spec.size)
         query = torch.zeros(PROBE, spec.channels, spec.size, spec.size)
         labels = torch.zeros(ways, dtype=torch.long)
-    activations = kept_by_autograd(module, lambda: module(support, labels, query, ways))
-    return 4 * parameter_bytes(module) + activations
+    activations = kept_by_autograd(module, lambda: module(support, labels, query, ways)) // _rounding(config)
+    return parameter_bytes(module) + 3 * trained_bytes(module) + activations
 
 
 def meta_training(config: Config, spec: ImageSpec) -> int:
@@ -190,8 +191,9 @@ def meta_training(config: Config, spec: ImageSpec) -> int:
         probe = torch.zeros(PROBE, spec.channels, spec.size, spec.size)
         with torch.no_grad():
             features = learner.network.stem(probe)
-    of_item = kept_by_autograd(learner.network.tail, lambda: learner.network.tail(features)) // PROBE
-    frozen = features.numel() * FLOAT // PROBE
+    of_probe = kept_by_autograd(learner.network.tail, lambda: learner.network.tail(features))
+    of_item = of_probe // _rounding(config) // PROBE
+    frozen = features.numel() * FLOAT // 2 // PROBE  # perhaps in half precision
     shapes = read_shapes(settings.shapes)
     support = min((shape.support for shape in shapes), default=settings.ways * config.shots)
     pool = min((shape.pool for shape in shapes), default=settings.outputs * config.queries)
@@ -201,10 +203,9 @@ def meta_training(config: Config, spec: ImageSpec) -> int:
         steps = 1
     batch = -(-config.meta_batch // world()[1])
     tasks = min(batch, engine.chunk or batch) if engine.tasks == "vmap" else 1
-    trained = sum(parameter.numel() for parameter in learner.parameters() if parameter.requires_grad) * FLOAT
     kept = min(config.train.ensemble, 1 + config.train.steps // config.train.validate_every)
     moments = 1 if config.train.optimizer == "sgd" else 2
-    parameters = parameter_bytes(learner) * (1 + kept) + trained * (1 + moments)
+    parameters = parameter_bytes(learner) * (1 + kept) + trained_bytes(learner) * (1 + moments)
     features_of_batch = (batch - tasks) * items * frozen
     return parameters + tasks * steps * items * of_item + features_of_batch
 
@@ -212,6 +213,16 @@ def meta_training(config: Config, spec: ImageSpec) -> int:
 def parameter_bytes(module: nn.Module) -> int:
     """Bytes of parameters and buffers."""
     return sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))
+
+
+def trained_bytes(module: nn.Module) -> int:
+    """Bytes of what has a gradient."""
+    return sum(FLOAT * parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def _rounding(config: Config) -> int:
+    """By how much activations may be smaller than in single precision."""
+    return 2 if config.engine.precision == "bfloat16" else 1
 
 
 def kept_by_autograd(module: nn.Module, forward: Callable[[], Tensor]) -> int:
