@@ -195,8 +195,8 @@ def test_wrong_types_are_refused_at_both_doors(name: str, value: Any, message: s
     ("name", "value", "message"),
     [
         ("steps", 0, "steps must be at least 1, not 0."),
-        ("rate", 0.0, "rate must be above 0, at most 1, not 0.0."),
-        ("rate", 1.01, "rate must be above 0, at most 1, not 1.01."),
+        ("rate", 0.0, "rate must be above 0, not 0.0."),
+        ("rate", 1.01, "rate must be at most 1, not 1.01."),
         ("rate", float("nan"), "rate must be above 0, at most 1, not nan."),
         ("widths", (3, 0), "widths must be at least 1, not 0."),
         ("limit", 0, "limit must be at least 1, not 0."),

@@ -6,6 +6,7 @@ They are read once, at the door (command line, file, run folder), into typed dat
 import dataclasses
 import difflib
 import math
+import operator
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -211,12 +212,14 @@ def _read(hint: Any, value: Any, name: str) -> Any:
 
 
 def _check_range(metadata: Mapping[str, Any], value: Any, name: str) -> None:
-    low, high, above = (metadata.get(key) for key in ("low", "high", "above"))
+    admits: dict[str, Callable[[Any, Any], bool]] = {"low": operator.ge, "high": operator.le, "above": operator.gt}
+    bounds = {key: metadata[key] for key in admits if metadata.get(key) is not None}
     for item in value if isinstance(value, tuple) else (value,):
-        if isinstance(item, (int, float)) and not (
-            (low is None or item >= low) and (high is None or item <= high) and (above is None or item > above)
-        ):
-            raise SettingError(f"{name} must be{_range(metadata)}, not {item!r}.")
+        if not isinstance(item, (int, float)):
+            continue
+        broken = {key: bound for key, bound in bounds.items() if not admits[key](item, bound)}
+        if broken:
+            raise SettingError(f"{name} must be{_range(broken)}, not {item!r}.")
         if isinstance(item, float) and not math.isfinite(item):
             raise SettingError(f"{name} must be finite, not {item!r}.")
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import npbml
-from npbml.cli.main import COMMANDS, LESS_MEMORY, OLD_NAMES, _Terminated
+from npbml.cli.main import COMMANDS, GO_ON, LESS_MEMORY, OLD_NAMES, _Terminated
 from npbml.cli.options import read_configuration
 from npbml.cli.stages import run
 from npbml.errors import Stopped
@@ -99,6 +99,19 @@ def ended_by(npbml_command: Npbml, monkeypatch: pytest.MonkeyPatch) -> Npbml:
 def test_a_stop_says_how_to_go_on(ended_by: Npbml, stop: BaseException, code: int) -> None:
     said = ended_by(stop)
     assert said.code == code and "The same command goes on from" in said.error
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: not enough memory: you tried to"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: you tried to"),
+    ],
+)
+def test_full_memory_of_the_machine_is_told_in_a_line(ended_by: Npbml, failure: Exception) -> None:
+    said = ended_by(failure)
+    assert said.code == 1 and said.error == f"npbml: the memory of this machine is full. {LESS_MEMORY} {GO_ON}\n"
 
 
 @pytest.mark.parametrize(

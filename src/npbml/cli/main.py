@@ -44,6 +44,8 @@ LESS_MEMORY = (
     "Meta-training takes less of it with --engine.chunk 1 or --engine.remat true, validation and test with "
     "--test.batch-size 1, and pre-training, in a new run, with a smaller --pretrain.batch-size."
 )
+# In messages of torch's allocator on a CPU, which has no class of errors of its own.
+NO_MEMORY = ("not enough memory", "can't allocate memory")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -78,8 +80,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
     except OSError as error:
         _leave(f"{error.filename or 'a file'}: {error.strerror or error}. What was saved before is whole.", 1)
+    except MemoryError:
+        _leave(f"the memory of this machine is full. {LESS_MEMORY} {GO_ON}", 1)
     except RuntimeError as error:
-        _leave(_of_gpu(error), 1)
+        _leave(_of_torch(error), 1)
     except Stopped as stop:
         _leave(f"{stop} The same command goes on from there.", 128 + stop.number)
     except _Terminated:
@@ -101,8 +105,10 @@ def _joined() -> Iterator[None]:
         yield
 
 
-def _of_gpu(error: RuntimeError) -> str:
-    """What to say of an error of the GPU; any other is raised again."""
+def _of_torch(error: RuntimeError) -> str:
+    """What to say of full memory and of an error of the GPU; any other error is raised again."""
+    if any(words in str(error) for words in NO_MEMORY):
+        return f"the memory of this machine is full. {LESS_MEMORY} {GO_ON}"
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return f"the GPU's memory is full. {LESS_MEMORY} {GO_ON}"

@@ -18,6 +18,7 @@ from npbml.engine.settings import resolved
 from npbml.engine.source import Cache, SinusoidSource, Source, TaskSource
 from npbml.errors import RunError, SettingError
 from npbml.lab.environment import environment
+from npbml.lab.memory import Images, check_memory
 from npbml.lab.records import Records
 from npbml.lab.run_folder import RunFolder
 from npbml.lab.schema import Config, check_config
@@ -60,9 +61,18 @@ class Run:
     def _begin(self) -> None:
         config = self.config
         if not self.folder.begun(config):
-            # The data set is opened, and refused, before anything is written.
+            # The data set is opened, and refused, before anything is written; and its images are read, and
+            # networks made, only where there is room for them.
+            check_memory(config, self._stored(), self.device)
             self.check_sizes([config.method, *config.baselines])
             self.folder.begin(config, environment(config, self.device, self.data.checksum))
+
+    def _stored(self) -> Images:
+        """How many images there are, and of what size, without reading them."""
+        if not isinstance(self.data, ImageData):
+            return Images(0, self.data.spec.channels, self.data.spec.size)
+        store = self.data.store
+        return Images(len(store.images), store.channels, self.data.request.size or store.size)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

@@ -35,13 +35,13 @@ class Config:
     quick (minutes on two cores) or common (docs/methods.md)."""
     baselines: tuple[str, ...] = setting(("maml", "prototypes"))
     """What `npbml run` sets beside the method; with spaces or commas between."""
-    shots: int = setting(1, low=1)
+    shots: int = setting(1, low=1, high=10_000)
     """Labelled examples of each class, K."""
-    queries: int = setting(15, low=1)
+    queries: int = setting(15, low=1, high=10_000)
     """Query images of each class in a task."""
-    seed: int = setting(0, low=0)
+    seed: int = setting(0, low=0, high=2**63 - 1)
     """Fixes every random draw of the run."""
-    image_size: int | None = setting(None, low=16)
+    image_size: int | None = setting(None, low=16, high=10_000)
     """Side to which the images are resized; the data set's own if not given, 84 for a folder of pictures."""
     device: str = setting("auto")
     """auto (a GPU where there is one), cpu, cuda, or cuda:N."""

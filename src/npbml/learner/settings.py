@@ -73,7 +73,7 @@ class LearnerSettings:
     """The network, by name; mlp is for numbers in place of images."""
     target: Literal["classes", "values"] = setting("classes")
     """What is learned: classes, by cross-entropy, or a value, by squared error."""
-    ways: int = setting(5, low=2)
+    ways: int = setting(5, low=2, high=10_000)
     """Classes in a task, N."""
     shapes: tuple[str, ...] = setting(())
     """Shapes of the tasks that it is trained and validated on, such as 5x1 5x1+75 10x~3+~50 (docs/method.md); one

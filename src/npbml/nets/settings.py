@@ -14,10 +14,10 @@ WarpPosition = Literal["after_pool", "pre_activation", "before_addition", "after
 class NetworkSettings:
     """The backbone's size and how it normalises."""
 
-    filters: int = setting(128, low=1)
+    filters: int = setting(128, low=1, high=10**6)
     """Filters of each of the four blocks of conv4, units of each of the two layers of mlp, or the numbers to which
     the tail of an encoder reduces its features."""
-    widths: tuple[int, ...] | None = setting(None, low=1)
+    widths: tuple[int, ...] | None = setting(None, low=1, high=10**6)
     """Filters of the blocks of a resnet12, or of the groups of wrn28-10; by default the backbone's own."""
     frozen_blocks: int | None = setting(None, low=0)
     """Blocks in the stem, frozen in both loops; the others adapt. By default all but the last (none of mlp)."""

@@ -53,9 +53,9 @@ class HeadSettings:
 class InnerSettings:
     """The inner loop."""
 
-    steps: int = setting(5, low=1)
+    steps: int = setting(5, low=1, high=10**6)
     """Inner gradient steps J."""
-    test_steps: int | None = setting(None, low=1)
+    test_steps: int | None = setting(None, low=1, high=10**6)
     """Inner steps on validation and test tasks; as many as in training if not given."""
     lr: float = setting(0.01, above=0)
     """Inner learning rate alpha; the start of it where it is learned."""
@@ -106,11 +106,11 @@ class LossSettings:
     context: bool = setting(False)
     """Tell the symmetric networks the shape of the task: the share that a class has of the predictions and of the
     targets, the number of classes, of labelled items of the class, and of unlabelled items."""
-    critic_steps: int = setting(0, low=0)
+    critic_steps: int = setting(0, low=0, high=1000)
     """Steps on the critic of the query predictions, after those on the other terms (SCA); 0: no critic."""
     terms: tuple[LossTermName, ...] = setting(())
     """Terms beside those above, by name: a user's own."""
-    hidden: int = setting(40, low=1)
+    hidden: int = setting(40, low=1, high=10**6)
     """Width of the two hidden layers."""
     film: bool = setting(True)
     """Modulate the loss networks (docs/method.md, item 19)."""
@@ -206,7 +206,7 @@ class OuterSettings:
     """Order of the meta-gradient; 1 stops the gradient at every inner step, so that no loss can be learned."""
     second_order_steps: int | None = setting(None, low=1)
     """Inner steps, the last ones, whose gradient carries gradient (a truncated unroll); all if not given."""
-    epochs: int = setting(100, low=1)
+    epochs: int = setting(100, low=1, high=10**9)
     """Epochs into which the meta-steps are divided; what is annealed changes from one to the next."""
     hessian_free: bool = setting(False)
     """In trajectory: no gradient through the step ahead."""

@@ -17,7 +17,7 @@ class ScorerSettings:
     whose numbers are meta-learned, on the embeddings that the learner starts from (soft-kmeans); or your own."""
     temperature: float = setting(10.0, above=0)
     """Of embeddings: what the cosines are multiplied by before softmax."""
-    enlarge: float = setting(1.0, low=1, was="enlarged")
+    enlarge: float = setting(1.0, low=1, high=100, was="enlarged")
     """Of embeddings: by what factor images are enlarged first; those of pre-training are, by their crops."""
     rotations: bool = setting(False, was="turns")
     """Of embeddings: take those of an image in each of its 4 rotations, side by side."""
@@ -27,11 +27,11 @@ class ScorerSettings:
     """Of embeddings: subtract the mean of a task's before angles are looked at."""
     whiten: bool = setting(False, was="evened")
     """Of embeddings: let directions in which those of a task spread widely count less."""
-    rounds: int = setting(0, low=0)
+    rounds: int = setting(0, low=0, high=1000)
     """Of embeddings: rounds of soft k-means, in each of which the query items join the means of the classes."""
-    widths: tuple[int, ...] = setting(BACKBONES.fact("resnet12", "widths"), low=1)
+    widths: tuple[int, ...] = setting(BACKBONES.fact("resnet12", "widths"), low=1, high=10**6)
     """Filters of the residual blocks of a scorer's own network; the relation module has the last width."""
-    pools: int = setting(2, low=0)
+    pools: int = setting(2, low=0, high=100)
     """Of a relation network: how many of the encoder's blocks pool, counted from the first."""
     combine: Literal["sum", "mean"] = setting("sum")
     """Of a relation network: how the maps of a class's shots become one; mean does not depend on their number."""
