@@ -180,9 +180,8 @@ def preset(
         tables.append(PLAIN)
     if protocol in ("published", "fast"):
         tables.append(find_recipe(method).published(Cell(dataset, backbone, shots)))
-    if facts["backbone"] is not None:
-        names["backbone"] = facts["backbone"]
-    if names["backbone"] in BACKBONES and BACKBONES.fact(names["backbone"], "pretrained"):
+    backbone = names["backbone"] = facts["backbone"] or backbone
+    if backbone in BACKBONES and BACKBONES.fact(backbone, "pretrained"):
         tables.append(ENCODER)
     if not facts["mirrors"]:
         tables.append({"pretrain": {"augment": {"flip": False}}})

@@ -90,7 +90,7 @@ class LossNetwork(nn.Module):
 class BaseTerm(LossTerm):
     """L_base: cross-entropy on the support set, or squared error for values.
 
-    Its mean over the items or, with loss.class_weights=classes, the mean over classes of the mean over their items.
+    Its mean over the items or, with loss.class_weights=classes, the mean over classes of the means of their items.
     """
 
     learned = False
