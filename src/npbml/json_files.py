@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,7 @@ def _left_over(part: Path) -> bool:
     return False
 
 
-def write_json(path: Path, data: Any, *, sealed: bool = False) -> None:
-    """Write plain data as JSON. A table that only npbml writes is `sealed`: a digest of it is its last entry."""
-    if sealed:
-        data = {**data, SEAL: _digest(data)}
+def write_json(path: Path, data: Any) -> None:
     write_whole(path, (json.dumps(data, indent=2) + "\n").encode())
 
 
@@ -119,6 +116,11 @@ def read_json(path: Path) -> Any:
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read: {error}.") from None
     return unsealed(data, path)
+
+
+def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with a digest of it as its last entry, for files that only npbml writes."""
+    return {**data, SEAL: _digest(json.loads(json.dumps(data)))}
 
 
 def unsealed(data: Any, path: Path) -> Any:
@@ -154,5 +156,5 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _digest(data: dict[str, Any]) -> str:
+def _digest(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

@@ -18,6 +18,7 @@ from npbml.json_files import SEAL, parse_json, write_whole
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Tensors as safetensors, with what is to be known `about` them in the header, and a digest of both."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    about = json.loads(json.dumps(about))  # as it will be read: names are text
     sealed = {**about, SEAL: digest(plain, about)}
     write_whole(path, save(plain, {"about": json.dumps(sealed, sort_keys=True)}))
 

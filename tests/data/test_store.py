@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from npbml.data import store as store_module
-from npbml.data.store import ClassEntry, Store, data_root
+from npbml.data.store import SPLITS, ClassEntry, Store, data_root
 from npbml.errors import DataError
 
 CLASSES = (
@@ -206,7 +206,8 @@ def test_missing_or_damaged_files_are_named(tmp_path: Path) -> None:
         (folder / "store.json").write_text(damaged_index)
         with pytest.raises(DataError, match=r"store\.json"):
             Store.open(folder)
-    (folder / "store.json").write_text(json.dumps(json.loads(index) | {"format": 99}))
+    other = {name: value for name, value in json.loads(index).items() if name != "sha256"}
+    (folder / "store.json").write_text(json.dumps(other | {"format": 99}))
     with pytest.raises(DataError, match="format 99"):
         Store.open(folder)
 
@@ -243,3 +244,38 @@ def test_where_stores_live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert data_root() == tmp_path / ".cache" / "npbml"
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("place", [-1, -200, -600])
+def test_an_image_that_has_changed_is_not_trained_on(tmp_path: Path, place: int) -> None:
+    write(tmp_path / "a")
+    flip(tmp_path / "a" / "images.npy", place)
+    store = Store.open(tmp_path / "a")
+    with pytest.raises(DataError, match=r"images\.npy is damaged: its (train|val|test) images are not those"):
+        [store.classes(split) for split in SPLITS if any(entry.split == split for entry in store.entries)]
+
+
+@pytest.mark.parametrize("word", ['"mean"', "0.", "dog", '"start": 5', "checksum"])
+def test_an_index_that_has_changed_is_refused(tmp_path: Path, word: str) -> None:
+    index = tmp_path / "a" / "store.json"
+    write(tmp_path / "a")
+    flip(index, index.read_text().index(word) + len(word) - 1)
+    with pytest.raises(DataError, match=r"store\.json"):
+        Store.open(tmp_path / "a")
+
+
+def test_stores_without_digests_are_read(tmp_path: Path) -> None:
+    store = write(tmp_path / "a")
+    index = tmp_path / "a" / "store.json"
+    data = json.loads(index.read_text())
+    del data["digests"], data["sha256"]
+    index.write_text(json.dumps(data))
+    old = Store.open(tmp_path / "a")
+    assert old.entries == store.entries and not old.digests
+    assert torch.equal(old.classes("train").images, store.classes("train").images)

@@ -12,7 +12,7 @@ import torch
 import npbml
 from npbml.cli.stages import run_stages
 from npbml.errors import RunError
-from npbml.json_files import write_json
+from npbml.json_files import read_json, write_json
 from npbml.lab.identity import to_file
 from npbml.lab.pipeline import Pipeline
 from npbml.lab.protocols import PROTOCOLS, preset
@@ -208,7 +208,7 @@ def test_a_run_of_version_one_goes_on_where_it_was(done: Pipeline, old: Path) ->
     run = Pipeline.start(old, done.config)
     for stage in ("pretrain", "relation", "npbml", "maml"):
         assert run.stage(stage).done(old)
-        assert run.run(stage) == json.loads((done.folder / stage / "done.json").read_text())
+        assert run.run(stage) == read_json(done.folder / stage / "done.json")
     for method in ("npbml", "maml", "prototypes"):
         assert run.test(method)["accuracy"] == done.test(method)["accuracy"]
 

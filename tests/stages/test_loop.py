@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from npbml.errors import RunError, Stopped
+from npbml.json_files import read_json
 from npbml.measures import ACCURACY, ERROR, Measure
 from npbml.randomness import generator
 from npbml.stages.loop import run_stage
@@ -90,7 +91,7 @@ def assert_same_outcome(run: Path, other: Path) -> None:
     folder, whole = run / "lines", other / "lines"
     for name in ("weights.safetensors", "metrics.jsonl"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
-    mine, theirs = (json.loads((place / "done.json").read_text()) for place in (folder, whole))
+    mine, theirs = (read_json(place / "done.json") for place in (folder, whole))
     times = {"seconds": 0, "step_ms": 0}
     assert {**mine, **times} == {**theirs, **times}
     assert not (folder / "checkpoint.safetensors").exists()
@@ -100,7 +101,7 @@ def test_the_best_state_is_kept_and_not_the_last(whole: Path) -> None:
     told = [json.loads(line) for line in (whole / "lines" / "metrics.jsonl").read_text().splitlines()]
     validations = {line["step"]: line["validation"] for line in told if "validation" in line}
     assert list(validations) == [0, 2, 4, 6, 8, 10, 12]
-    summary = json.loads((whole / "lines" / "done.json").read_text())
+    summary = read_json(whole / "lines" / "done.json")
     best = max(validations, key=lambda step: validations[step])
     assert summary["best_step"] == best != STEPS
     trainer = LineTrainer()
@@ -233,7 +234,7 @@ def test_what_is_done_is_not_done_again(whole: Path) -> None:
 
     files = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     summary = run_stage(lines(refuse), whole, Listener(), {})
-    assert summary == json.loads((whole / "lines" / "done.json").read_text())
+    assert summary == read_json(whole / "lines" / "done.json")
     assert told == [f"done before: best {summary['validation']:.2f} % on validation"]
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == files
 

@@ -92,7 +92,7 @@ class _Reader(_InPython):
         for value in values:
             if isinstance(value, _SIZED):
                 self.made += value.size if isinstance(value, np.ndarray) else len(value)
-        if self.made > _PIECE + 16 * self.lines.done:
+        if self.made > _PIECE + 4 * self.lines.done:
             raise _Refused("far more than is in it")
 
     def load_binunicode(self) -> None:
@@ -153,7 +153,8 @@ class _Reader(_InPython):
     dispatch[pickle.ADDITEMS[0]] = load_additems
 
     def load_frozenset(self) -> None:
-        self.append(frozenset(map(_key, self.pop_mark())))
+        items = self.pop_mark()
+        self.append(frozenset(map(_key, items)))
 
     dispatch[pickle.FROZENSET[0]] = load_frozenset
 

@@ -164,7 +164,7 @@ def colour_images(member: Member, array: Any, name: str) -> np.ndarray:
     if not isinstance(array, np.ndarray):
         raise DataError(f"{member} holds {type(array).__name__} as {name}; expected is an array of images.")
     pixels = np.asarray(array)
-    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3 or not pixels.size:
         raise DataError(
             f"{member} holds {pixels.dtype} {list(pixels.shape)} as {name}; expected are colour images, "
             "uint8 [images, height, width, 3]."

@@ -5,6 +5,7 @@ import dataclasses
 import glob
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -17,8 +18,8 @@ import numpy as np
 import torch
 
 from npbml.data.tasks import ClassSet
-from npbml.errors import DataError
-from npbml.json_files import sync_folder
+from npbml.errors import DataError, RunError
+from npbml.json_files import parse_json, sealed, sync_folder, unsealed
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -67,6 +68,8 @@ class Store:
     std: tuple[float, ...]
     checksum: str
     provenance: Mapping[str, Any]
+    digests: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """SHA-256 of the images of each split; stores of earlier versions have none."""
 
     @property
     def channels(self) -> int:
@@ -86,7 +89,7 @@ class Store:
             if not file.is_file():
                 raise DataError(f"{file} is missing: {folder} is not a complete data store. Make it again.")
         try:
-            data = json.loads(index.read_text("utf-8"))
+            data = unsealed(parse_json(index.read_text("utf-8")), index)
             if data["format"] != FORMAT:
                 raise DataError(
                     f"{index} is of format {data['format']!r}, and this version reads format {FORMAT}. "
@@ -103,6 +106,7 @@ class Store:
                 std=tuple(map(float, data["std"])),
                 checksum=data["checksum"],
                 provenance=data["provenance"],
+                digests=dict(data.get("digests", {})),
             )
             if store.images.dtype != np.uint8 or store.images.shape != shape:
                 raise DataError(
@@ -111,7 +115,11 @@ class Store:
                 )
             _check_classes(index, store.entries, shape)
             _check_moments(index, store.mean, store.std, store.channels)
-        except (KeyError, TypeError, ValueError, OSError) as error:
+        except RunError as error:
+            raise DataError(
+                f"{index} is damaged: its digest is not that of its content. Make the store again."
+            ) from error
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
             raise DataError(f"{index} is damaged ({error!r}). Make the store again.") from error
         return store
 
@@ -148,6 +156,7 @@ class Store:
                 trained = [entry for entry in classes if entry.split == "train"]
                 mean, std = moments(_map(making / "images.npy"), trained or classes)
             _check_moments(folder, mean, std, shape[1])
+            made = _map(making / "images.npy")
             data = {
                 "format": FORMAT,
                 "name": name,
@@ -157,11 +166,12 @@ class Store:
                 "mean": list(mean),
                 "std": list(std),
                 "checksum": checksum,
+                "digests": {split: _digest(_spans(made, classes, split)) for split in SPLITS},
                 "provenance": dict(provenance),
                 "classes": [dataclasses.asdict(entry) for entry in classes],
             }
             with open(making / "store.json", "w", encoding="utf-8") as file:
-                json.dump(data, file, indent=1)
+                json.dump(sealed(data), file, indent=1)
                 _sync(file)
             _replace(making, folder)
         except OSError as error:
@@ -195,13 +205,19 @@ class Store:
         return moments(self.images, trained or self.entries)
 
     def classes(self, split: Split) -> ClassSet:
-        """The classes of `split` with their images in memory."""
+        """The classes of `split` with their images in memory, compared with their digest where there is one."""
         if split not in SPLITS:
             raise DataError(f"{self.name} has no split {split!r}; it has {', '.join(SPLITS)}.")
         entries = [entry for entry in self.entries if entry.split == split]
         if not entries:
             raise DataError(f"{self.name} in {self.folder} has no classes in its {split} split.")
-        pieces = [torch.from_numpy(np.array(self.images[first:last])) for first, last in _runs(entries)]
+        spans = [np.array(span) for span in _spans(self.images, self.entries, split)]
+        if self.digests.get(split) not in (None, _digest(spans)):
+            raise DataError(
+                f"{self.folder / 'images.npy'} is damaged: its {split} images are not those that were stored. "
+                f"Delete {self.folder} and make the store again."
+            )
+        pieces = [torch.from_numpy(span) for span in spans]
         counts = torch.tensor([entry.count for entry in entries])
         return ClassSet(
             images=pieces[0] if len(pieces) == 1 else torch.cat(pieces),
@@ -216,7 +232,7 @@ class Store:
 def _map(file: Path) -> np.ndarray:
     try:
         return np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except Exception as error:  # a damaged header can raise anything
         raise DataError(f"{file} is damaged ({error}). Make the store again.") from error
 
 
@@ -239,10 +255,11 @@ def moments(images: np.ndarray, entries: Sequence[ClassEntry]) -> tuple[list[flo
 
 
 def _check_moments(where: Path, mean: Sequence[float], std: Sequence[float], channels: int) -> None:
-    if not len(mean) == len(std) == channels or not all(value > 0 for value in std):
+    finite = all(map(math.isfinite, (*mean, *std)))
+    if not len(mean) == len(std) == channels or not finite or not all(value > 0 for value in std):
         raise DataError(
             f"{where}: mean {list(mean)} and std {list(std)} must have one value for each of {channels} "
-            "channels, and std above 0."
+            "channels, finite, and std above 0."
         )
 
 
@@ -252,6 +269,8 @@ def _check_classes(where: Path, entries: Sequence[ClassEntry], shape: Sequence[i
         raise DataError(f"{where}: images must be [images, channels, size, size], not {list(shape)}.")
     start, names = 0, set()
     for entry in entries:
+        if not isinstance(entry.name, str) or not type(entry.start) is type(entry.count) is int:
+            raise DataError(f"{where}: a class has a name and whole numbers as start and count, not {entry}.")
         if entry.start != start or entry.count < 1:
             raise DataError(
                 f"{where}: class {entry.name!r} says it has {entry.count} images from {entry.start}, where "
@@ -267,6 +286,19 @@ def _check_classes(where: Path, entries: Sequence[ClassEntry], shape: Sequence[i
         start += entry.count
     if start != shape[0]:
         raise DataError(f"{where}: the classes have {start} images in all, and there are {shape[0]}.")
+
+
+def _spans(images: np.ndarray, entries: Sequence[ClassEntry], split: Split) -> list[np.ndarray]:
+    """The images of a split, in pieces that lie together."""
+    return [images[first:last] for first, last in _runs([entry for entry in entries if entry.split == split])]
+
+
+def _digest(spans: Iterable[np.ndarray]) -> str:
+    found = hashlib.sha256()
+    for span in spans:
+        for piece in _pieces(span):
+            found.update(piece.data)
+    return found.hexdigest()
 
 
 def _write_images(file: Path, images: Iterable[np.ndarray], shape: tuple[int, ...]) -> str:

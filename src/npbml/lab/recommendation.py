@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from npbml.engine.distributed import on_rank_zero
-from npbml.json_files import read_json, write_json
+from npbml.json_files import read_json, sealed, write_json
 from npbml.lab.run import Run
 from npbml.lab.testing import validate_method
 from npbml.measures import Figure
@@ -28,7 +28,7 @@ def recommend(run: Run, methods: Iterable[str], tick: Tick = lambda count: None)
             name: {"accuracy": round(one.mean, 3), "ci95": round(one.ci95, 3)} for name, one in ordered.items()
         },
     }
-    on_rank_zero(lambda: write_json(run.folder / FILE, kept))
+    on_rank_zero(lambda: write_json(run.folder / FILE, sealed(kept)))
     return ordered
 
 

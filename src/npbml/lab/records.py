@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from npbml.engine.evaluate import over_tasks
-from npbml.json_files import read_json, write_json
+from npbml.json_files import read_json, sealed, write_json
 from npbml.measures import Figure, Measure
 
 
@@ -26,7 +26,7 @@ class Records:
         """Put a record in the place of the one before of the same method and data set."""
         key = (record["method"], record["dataset"])
         records = {(other["method"], other["dataset"]): other for other in self.all()}
-        write_json(self.file(*key), {"per_task": per_task.tolist()})
+        write_json(self.file(*key), sealed({"per_task": per_task.tolist()}))
         write_json(self.folder / "results.json", list((records | {key: record}).values()))
 
     def file(self, method: str, dataset: str) -> Path:

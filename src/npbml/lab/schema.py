@@ -1,6 +1,5 @@
 """The whole configuration of a run, and which settings make sense together."""
 
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ import tyro
 
 from npbml.engine.settings import EngineSettings
 from npbml.errors import SettingError
+from npbml.json_files import parse_json
 from npbml.learner.settings import LearnerSettings, check_learner
 from npbml.methods import REMOVED, compose, find_recipe, register, trains, with_rule
 from npbml.parts import BACKBONES, DATASETS, DatasetName, MethodName
@@ -100,7 +100,7 @@ def read_file(path: Path) -> dict[str, Any]:
     """The settings of a TOML or JSON file."""
     try:
         text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        data = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise SettingError(f"The settings file {path} cannot be read: {error.strerror}.") from None
     except (ValueError, UnicodeDecodeError) as error:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from npbml.engine.distributed import max_over_ranks, on_rank_zero
 from npbml.errors import RunError, Stopped
-from npbml.json_files import write_json
+from npbml.json_files import sealed, write_json
 from npbml.settings import merged, nested
 from npbml.stages.journal import Journal, opened
 from npbml.stages.observer import Observer
@@ -147,7 +147,7 @@ def _finish(
     def leave() -> None:
         for rank, tensors in enumerate(state.best):
             save_tensors(stage.file(folder, rank), tensors, about)
-        write_json(folder / stage.name / "done.json", summary)
+        write_json(folder / stage.name / "done.json", sealed(summary))
         _checkpoint(folder / stage.name).unlink(missing_ok=True)
 
     on_rank_zero(leave)

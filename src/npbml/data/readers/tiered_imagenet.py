@@ -170,6 +170,7 @@ def _codes(files: Files) -> dict[str, list[str]]:
 
 def _check_length(member: Member, images: object, rows: Rows) -> None:
     total = sum(len(places) for _, places in rows)
-    if not isinstance(images, list | tuple | np.ndarray) or len(images) != total:
-        count = len(images) if isinstance(images, list | tuple | np.ndarray) else type(images).__name__
+    listed = isinstance(images, list | tuple) or (isinstance(images, np.ndarray) and images.ndim > 0)
+    count = len(images) if listed else type(images).__name__  # type: ignore[arg-type]
+    if count != total:
         raise DataError(f"{member} holds {count} images, and its labels are for {total}. Get both files again.")
