@@ -1,7 +1,9 @@
 """A run folder: what it keeps, whom it lets in, what it refuses, and that those of version 0.1 go on."""
 
 import json
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,7 +144,9 @@ def test_an_empty_folder_is_taken(config: Config, tmp_path: Path) -> None:
     assert RunFolder(tmp_path).there and Pipeline.open(tmp_path).config == config
 
 
-@pytest.mark.parametrize("left", [["environment.json"], ["environment.json", ".config.json.part"]])
+@pytest.mark.parametrize(
+    "left", [["environment.json"], ["environment.json", ".config.json.part"], [".lock", ".config.json.7-0a.part"]]
+)
 def test_a_start_that_was_killed_half_way_can_be_given_again(
     config: Config, tmp_path: Path, left: list[str]
 ) -> None:
@@ -179,6 +183,38 @@ def test_a_lock_is_kept_until_it_is_closed(tmp_path: Path) -> None:
     RunFolder(tmp_path).lock().close()
     with pytest.raises(RunError, match="cannot be written to"):
         RunFolder(tmp_path / "nowhere").lock()
+
+
+def test_of_two_starts_at_once_the_settings_are_those_of_the_one_that_works(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both find the folder free; the second comes while the first writes, and after it has written."""
+    other, late = override(config, {"inner": {"steps": 3}}), RunFolder(tmp_path / "run")
+    assert not late.begun(other)
+    with monkeypatch.context() as patched:
+
+        def meanwhile(config: Config) -> dict[str, Any]:
+            with pytest.raises(RunError, match="Another process is at work in"):
+                late.begin(other, {})
+            return to_file(config)
+
+        patched.setattr("npbml.lab.run_folder.to_file", meanwhile)
+        Pipeline.start(tmp_path / "run", config)
+    with pytest.raises(RunError, match=r"another inner\.steps:"):
+        late.begin(other, {})
+    assert late.config() == config
+
+
+def test_what_killed_processes_left_is_removed_under_the_lock(tmp_path: Path) -> None:
+    (tmp_path / "maml").mkdir()
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = [f".config.json.{dead.pid}-0a1b2c3d.part", "maml/.done.json.part", f"maml/.x.{os.getpid()}-00.part"]
+    alive = f".comparison.json.{os.getppid()}-0a1b2c3d.part"
+    for name in (*left, alive):
+        (tmp_path / name).write_text("half")
+    RunFolder(tmp_path).lock().close()
+    assert [path.name for path in tmp_path.rglob("*.part")] == [alive]
 
 
 def old_file(config: Config) -> dict[str, Any]:

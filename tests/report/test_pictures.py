@@ -21,6 +21,7 @@ from npbml.randomness import generator
 from npbml.report import pictures
 from npbml.report.pictures import before_and_after, draw_curves, draw_loss, draw_tasks, draw_waves, item_losses
 from npbml.settings import from_dict
+from npbml.stages.journal import read_journal
 
 
 @pytest.fixture(autouse=True)
@@ -224,8 +225,14 @@ def test_the_curve_of_another_measure_says_so() -> None:
 def test_a_journal_with_a_line_cut_short_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     """As kill -9 leaves it in a stage that has not been resumed."""
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
-    assert pictures._journal(tmp_path) == [{"step": 1, "loss": 2.0}]
-    assert pictures._journal(tmp_path / "nowhere") == []
+    assert read_journal(tmp_path) == ([{"step": 1, "loss": 2.0}], 0)
+    assert read_journal(tmp_path / "nowhere") == ([], 0)
+
+
+def test_a_journal_with_zeros_in_it_is_read_without_them(tmp_path: Path) -> None:
+    """As a power cut and a resumed run of an earlier version left it."""
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + bytes(9) + b'{"step": 2}\n{"step": 3}\n')
+    assert read_journal(tmp_path) == ([{"step": 1}, {"step": 3}], 21)
 
 
 @pytest.mark.parametrize(

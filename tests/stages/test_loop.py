@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -284,3 +285,68 @@ def test_the_optimisers_state_is_laid_out_as_its_parameters_are(tmp_path: Path) 
     run_stage(lines(lambda: again), tmp_path, Observer(), {}, 0.0)
     for name in ("exp_avg", "exp_avg_sq"):
         assert again.optimizer.state[filters][name].stride() == filters.stride() != filters.contiguous().stride()
+
+
+SAMPLES = 40
+
+
+def test_a_stage_goes_on_from_whatever_a_power_cut_leaves(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, make_disk: Callable[..., Any]
+) -> None:
+    luck, states = random.Random(0), list[Path]()
+    with monkeypatch.context() as patched:
+        disk = make_disk(tmp_path / "run", patched)
+
+        def cut() -> None:
+            states.append(tmp_path / f"state{len(states)}")
+            disk.left(luck, states[-1])
+
+        disk.before = cut
+        run(tmp_path / "run")
+    assert_same_outcome(tmp_path / "run", whole)
+    assert len(states) > 100
+    for state in luck.sample(states, min(SAMPLES, len(states))):
+        run(state)
+        assert_same_outcome(state, whole)
+
+
+def test_a_full_disk_at_any_call_loses_nothing(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, make_disk: Callable[..., Any]
+) -> None:
+    number, failed = 1, True
+    while failed:
+        folder, failed = tmp_path / str(number), False
+        with monkeypatch.context() as patched:
+            make_disk(folder, patched, number)
+            try:
+                run(folder)
+            except RunError as error:
+                assert "could not be saved: No space left on device" in str(error)
+                failed = True
+        assert not list(folder.rglob("*.part"))
+        run(folder)
+        assert_same_outcome(folder, whole)
+        number += 4  # a checkpoint takes no multiple of it: all kinds of calls fail in their turn
+    assert number > 100
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"step": 0, "valida', b"\0" * 400])
+def test_a_journal_that_is_shorter_than_the_checkpoint_says_is_told(
+    tmp_path: Path, whole: Path, damage: bytes
+) -> None:
+    said: list[str] = []
+
+    class Listener(Observer):
+        def said(self, words: str) -> None:
+            said.append(words)
+
+    with pytest.raises(MemoryError):
+        run(tmp_path, crash_at=6)
+    journal = tmp_path / "lines" / "metrics.jsonl"
+    journal.write_bytes(damage)
+    run_stage(lines(), tmp_path, Listener(), {}, 0.0)
+    assert len(said) == 1 and "metrics.jsonl has lost" in said[0]
+    rest = (whole / "lines" / "metrics.jsonl").read_bytes()
+    assert rest.endswith(journal.read_bytes()) and journal.read_bytes()
+    for name in ("weights.safetensors",):
+        assert (tmp_path / "lines" / name).read_bytes() == (whole / "lines" / name).read_bytes()

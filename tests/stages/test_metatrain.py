@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -425,3 +426,17 @@ def test_many_shapes_are_not_compiled() -> None:
     assert any_trainer(SHAPES, steps=5000).meta_step.settings.compile == "off"
     with pytest.raises(SettingError, match="for each of 5 shapes"):
         any_trainer(SHAPES, also={"engine": {"compile": "on"}})
+
+
+def test_how_tasks_run_is_on_disk_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_of()
+    trainer.meta_step.settings = replace(trainer.meta_step.settings, tasks="auto")
+
+    def killed(index: int) -> dict[str, float]:
+        raise MemoryError
+
+    monkeypatch.setattr(trainer, "step", killed)
+    with pytest.raises(MemoryError):
+        run(tmp_path, trainer)
+    _, about = load_tensors(tmp_path / "npbml" / "checkpoint.safetensors")
+    assert about["step"] == 0 and about["notes"] == trainer.notes and "together" in about["notes"]

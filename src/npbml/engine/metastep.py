@@ -172,9 +172,9 @@ class MetaStep:
         return value
 
     @property
-    def chosen(self) -> bool:
-        """Whether it is known how tasks are computed."""
-        return self.executor is not None
+    def undecided(self) -> bool:
+        """Whether it is still to be measured how tasks are computed."""
+        return self.settings.tasks == "auto" and "together" not in self.notes
 
     def choose(self, tasks: Tasks, outer: Outer) -> None:
         """Choose how tasks are computed, by those of the first step; `notes` say what was measured."""
@@ -185,7 +185,7 @@ class MetaStep:
         """An executor by the settings; whether tasks are batched is measured where it is not said."""
         # In checkpoints this note has the name that version 0.1 gave it.
         vmap = self.notes.get("together", self.settings.tasks == "vmap")
-        if self.settings.tasks == "auto" and "together" not in self.notes:
+        if self.undecided:
             times = {}
             for way in (True, False):
                 plain = Executor(self.learner, way, chunk=self.settings.chunk)

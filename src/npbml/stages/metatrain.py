@@ -102,7 +102,7 @@ class MetaTrainer:
 
     def decide(self, index: int) -> None:
         """Measure how the tasks of a meta-step are best computed; where that fails, the step itself says why."""
-        if not self.meta_step.chosen:
+        if self.meta_step.undecided:
             with suppress(NotFiniteError), nullcontext() if self.prefetch is None else one_core():
                 self.meta_step.choose(self._tasks(index), self.module.outer(index / self.settings.steps))
 
