@@ -2,8 +2,12 @@
 
     python benchmarks/photos.py features --out features                  # a GPU needs 3 minutes
     python benchmarks/photos.py train --features features --out first.safetensors
+    python benchmarks/photos.py train --features features --start first.safetensors --steps 300 --rates 0.5 \
+        --out second.safetensors
     python benchmarks/photos.py train --features features --start first.safetensors --steps 240 --meta-batch 6 \
-        --out photos.safetensors
+        --out third.safetensors
+    python benchmarks/photos.py average --features features --learners first.safetensors second.safetensors \
+        third.safetensors --out photos.safetensors
     python benchmarks/photos.py train --features features --domains mini-imagenet --out mini.safetensors
     python benchmarks/photos.py test --features features --learner photos --split test --out results/photos
     python benchmarks/photos.py unknown --features features --learner photos --out results/photos
@@ -78,7 +82,7 @@ KMEANS = tuple(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("features", "train", "test", "unknown", "omniglot"))
+    parser.add_argument("what", choices=("features", "train", "average", "test", "unknown", "omniglot"))
     parser.add_argument("--features", type=Path, help="the folder that `features` has written")
     parser.add_argument(
         "--domains", nargs="+", choices=DOMAINS, default=list(DOMAINS), help="to train on, or to test"
@@ -90,6 +94,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=300, help="of a training class")
     parser.add_argument("--other-images", type=int, default=600, help="of a validation or test class")
     parser.add_argument("--learner", default="photos", help="a name or a file")
+    parser.add_argument("--learners", nargs="+", help="of which `average` makes one")
     parser.add_argument("--split", choices=("val", "test"), default="test")
     parser.add_argument("--tasks", type=int, default=1000)
     parser.add_argument(
@@ -99,7 +104,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    tasks = {"features": make_features, "train": train, "test": test, "unknown": unknown, "omniglot": omniglot}
+    tasks = {"features": make_features, "train": train, "average": average, "test": test}
+    tasks |= {"unknown": unknown, "omniglot": omniglot}
     tasks[options.what](options)
 
 
@@ -197,8 +203,22 @@ def train(options: argparse.Namespace) -> None:
         found = trainer.step(step)
         if (step + 1) % 20 == 0:
             print(f"step {step + 1}: loss {found.get('loss', float('nan')):.3f}", flush=True)
+    _save(learner, val, options.out)
+
+
+def average(options: argparse.Namespace) -> None:
+    """The mean of the weights of learners that were trained further from one start."""
+    learners = [npbml.load(path, device=str(DEVICE)) for path in options.learners]
+    mean, states = _further(learners[-1]), [learner.state_dict() for learner in learners]
+    state = mean.state_dict()
+    of_weights = {name for name, tensor in state.items() if tensor.is_floating_point()}
+    mean.load_state_dict(state | {name: torch.stack([one[name] for one in states]).mean(0) for name in of_weights})
+    _save(mean, Data(options.features, "val", list(DOMAINS)), options.out)
+
+
+def _save(learner: npbml.Learner, val: Data, path: Path) -> None:
     bounded = _changed(learner, inner=replace(learner.settings.inner, max_step=LONGEST_STEP))
-    npbml.save_learner(_calibrated(bounded, val), options.out, {"method": "npbml-any"})
+    npbml.save_learner(_calibrated(bounded, val), path, {"method": "npbml-any"})
 
 
 def _first(data: Data) -> npbml.Learner:
