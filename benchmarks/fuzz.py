@@ -141,9 +141,10 @@ def main() -> None:
             try:
                 files[ending][1](path)
                 done["read"] += 1
-            except NpbmlError:
-                done["refused"] += 1
-            except Exception as error:  # what is looked for
+            except Exception as error:
+                if isinstance(error, NpbmlError) and "\n" not in str(error):
+                    done["refused"] += 1
+                    continue
                 where = f"{ending}: {error!r:.100} at {traceback.extract_tb(error.__traceback__)[-1]}"
                 found[where] += 1
                 if found[where] == 1:

@@ -183,6 +183,35 @@ def test_bytes_are_never_taken_for_objects() -> None:
         loads(b"\x80\x02cnumpy\nndarray\nK\x05\x85R.")
 
 
+@pytest.mark.parametrize(
+    "shape", [(3,), (2, 2), (1,), (0,), (-1,), (-2,), (2, -1), (2**62,), (2**62, 4), ("a",), 2, None]
+)
+def test_an_array_has_as_many_values_as_its_shape(shape: Any) -> None:
+    """numpy reads past the end of a list that is too short."""
+    for values in (np.array(["a", "b"], object), np.zeros(2, np.uint8)):
+        state = (1, shape, values.dtype, False, values.tolist() if values.dtype == object else values.tobytes())
+        array = values.__reduce__()[:2]
+
+        class Forged:
+            def __reduce__(self, state: Any = state, array: Any = array) -> Any:
+                return (*array, state)
+
+        with pytest.raises(DataError, match=r"the\.pkl cannot be read as a pickle"):
+            loads(pickle.dumps(Forged(), 2))
+
+
+def test_arrays_are_made_from_bytes_alone() -> None:
+    """One that is made from another array would lose its memory when that one is built again."""
+    dtype = b"cnumpy\ndtype\n\x8c\x02u1\x85R"
+    whole = pickle.dumps(np.zeros(4, np.uint8), 2)[2:-1]
+    for call in (
+        b"cnumpy._core.numeric\n_frombuffer\n(%s" + dtype + b"K\x04\x85\x8c\x01CtR.",
+        b"cnumpy._core.multiarray\nscalar\n(" + dtype + b"%stR.",
+    ):
+        with pytest.raises(DataError, match="is made from _Array"):
+            loads(b"\x80\x04" + call.replace(b"%s", whole))
+
+
 @given(st.integers(0, 400))
 def test_a_truncated_pickle_is_named(length: int) -> None:
     whole = pickle.dumps({"image_data": np.zeros((4, 8, 8, 3), np.uint8), "class_dict": {"a": [0, 1, 2, 3]}}, 2)

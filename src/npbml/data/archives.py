@@ -78,7 +78,7 @@ class Member:
             raise self.unreadable(error) from error
 
     def unreadable(self, error: Exception) -> DataError:
-        return DataError(f"{self} cannot be read ({error}). It is damaged: get it again.")
+        return DataError(f"{self} cannot be read ({' '.join(str(error).split())}). It is damaged: get it again.")
 
 
 class Files(Sequence[Member]):
@@ -232,7 +232,8 @@ def _write(archive: Path, target: Path, packed: IO[bytes]) -> None:
 
 
 def _damaged(archive: Path, error: Exception) -> DataError:
-    return DataError(f"{archive} cannot be unpacked ({error}). It is damaged, or the disk is full: get it again.")
+    why = " ".join(str(error).split())
+    return DataError(f"{archive} cannot be unpacked ({why}). It is damaged, or the disk is full: get it again.")
 
 
 def _beside(source: Path, archive: Path, member: Member) -> str:

@@ -11,6 +11,7 @@ or one that is nested a million deep, would take for ever or crash. No file make
 import codecs
 import collections
 import io
+import math
 import pickle
 import re
 import struct
@@ -206,6 +207,11 @@ class _Array(np.ndarray):
             content = content.encode("latin1")
         if not isinstance(content, list if dtype.hasobject else bytes):
             raise ValueError(f"an array of {dtype} is made from {type(content).__name__}")
+        # numpy would read on after the end of a list that is shorter than the array.
+        if not isinstance(shape, tuple) or not all(type(side) is int and side >= 0 for side in shape):
+            raise ValueError("an array without a shape")
+        if len(content) != math.prod(shape) * (1 if dtype.hasobject else dtype.itemsize):
+            raise ValueError(f"an array of {dtype} {list(shape)} is made from {len(content)} values")
         super().__setstate__((1, shape, dtype, bool(columns), content))  # type: ignore[arg-type]
 
 
@@ -273,10 +279,14 @@ def _reconstruct(*_: Any) -> np.ndarray:
 
 
 def _frombuffer(content: Any, kind: Any, shape: Any, order: Any, *_: Any) -> np.ndarray:
+    if not isinstance(content, bytes):  # an array that is built again would leave this one without its memory
+        raise ValueError(f"an array is made from {type(content).__name__}")
     return np.frombuffer(content, _plain(kind)).reshape(shape, order=order)
 
 
 def _scalar(kind: Any, content: Any = b"") -> Any:
+    if not isinstance(content, bytes):
+        raise ValueError(f"a number is made from {type(content).__name__}")
     return np.frombuffer(content, _plain(kind))[0]
 
 

@@ -68,4 +68,4 @@ def _load(take: Callable[[dict[str, Tensor]], object], path: Path) -> None:
     try:
         take(tensors)
     except (KeyError, RuntimeError) as error:
-        raise RunError(f"{path} does not fit this run's settings: {error}") from None
+        raise RunError(f"{path} does not fit this run's settings: {' '.join(str(error).split())}") from None

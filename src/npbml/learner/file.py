@@ -90,7 +90,7 @@ def take_tensors(learner: Learner, tensors: Mapping[str, Tensor], path: Path) ->
     try:
         learner.load_state_dict(tensors)
     except RuntimeError as error:
-        raise RunError(f"{path} does not fit its settings: {error}") from None
+        raise RunError(f"{path} does not fit its settings: {' '.join(str(error).split())}") from None
 
 
 def _unreadable(path: Path, error: Exception | str) -> RunError:
