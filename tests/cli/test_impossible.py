@@ -20,7 +20,6 @@ OUT_OF_RANGE = (
 # Within its range, and too much for any machine of today; or, for the last ones, more than the data set has.
 TOO_MUCH = {
     "net.filters": 100_000,
-    "image_size": 10_000,
     "pretrain.batch_size": LARGE,
     "loss.hidden": LARGE,
     "scorer.widths": LARGE,

@@ -54,7 +54,7 @@ def test_the_estimate_is_a_lower_bound_within_a_factor_of_three(backbone: str, b
     ("name", "value"),
     [
         *(("net.filters", value) for value in (100_000, 1_000_000)),
-        ("image_size", 10_000),
+        ("image_size", 4096),
         ("pretrain.batch_size", 1_000_000),
         ("loss.hidden", 1_000_000),
         ("scorer.widths", [1_000_000]),
@@ -95,9 +95,12 @@ def test_a_refused_run_leaves_no_folder(config: Config, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_images_are_counted_before_they_are_read(config: Config, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="image_size=10000"):
-        Pipeline.start(tmp_path / "run", override(config, {"image_size": 10_000}))
+def test_images_are_counted_before_they_are_read(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "host_memory", lambda: 2**28)
+    with pytest.raises(SettingError, match="image_size=4096"):
+        Pipeline.start(tmp_path / "run", override(config, {"image_size": 4096}))
 
 
 def test_every_published_run_is_possible_where_there_is_memory() -> None:

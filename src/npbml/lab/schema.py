@@ -11,7 +11,7 @@ import tyro
 from npbml.engine.settings import EngineSettings
 from npbml.errors import SettingError
 from npbml.json_files import parse_json
-from npbml.learner.settings import LearnerSettings, check_learner
+from npbml.learner.settings import LARGEST_IMAGE, LearnerSettings, check_learner
 from npbml.methods import REMOVED, compose, find_recipe, register, trains, with_rule
 from npbml.parts import BACKBONES, DATASETS, DatasetName, MethodName
 from npbml.settings import check, flat, from_dict, from_old_names, group, leaves, setting, to_dict
@@ -41,7 +41,7 @@ class Config:
     """Query images of each class in a task."""
     seed: int = setting(0, low=0, high=2**63 - 1)
     """Fixes every random draw of the run."""
-    image_size: int | None = setting(None, low=16, high=10_000)
+    image_size: int | None = setting(None, low=16, high=LARGEST_IMAGE)
     """Side to which the images are resized; the data set's own if not given, 84 for a folder of pictures."""
     device: str = setting("auto")
     """auto (a GPU where there is one), cpu, cuda, or cuda:N."""
