@@ -16,8 +16,8 @@ from npbml.lab.protocols import preset
 from npbml.lab.schema import Config, override
 from npbml.learner.settings import ImageSpec
 
-# One step of pre-training in a process of its own, whose greatest size Linux knows. (ru_maxrss would be that of the
-# process that started it, where that was larger.)
+# One step of pre-training in a process of its own, whose greatest size Linux knows. (ru_maxrss would be that of
+# the process that started it, where that was larger.)
 STEP = """
 import sys, torch
 from npbml.lab.memory import pretraining
