@@ -28,7 +28,6 @@ from safetensors.torch import save
 import npbml
 from npbml.data.archives import unpack
 from npbml.data.pickles import load_pickle
-from npbml.data.store import ClassEntry, Store
 from npbml.errors import NpbmlError
 from npbml.json_files import read_json, write_json
 from npbml.pictures import picture_bytes
@@ -104,18 +103,6 @@ def seeds(folder: Path) -> dict[str, tuple[bytes, Reader]]:
     for kind in ("png", "jpeg", "gif", "bmp", "tiff", "webp", "ppm"):
         Image.fromarray(pixels[0]).save(one, kind)
         made[kind] = one.read_bytes(), lambda path: picture_bytes(path, 8, 3)
-    images, classes = pixels.transpose(0, 3, 1, 2), [ClassEntry("a", "train", 0, 2), ClassEntry("b", "val", 2, 2)]
-    store = Store.write(folder / "store", name="some", images=images, classes=classes, provenance={})
-    for file in ("store.json", "images.npy"):
-
-        def read(path: Path, file: str = file, whole: bytes = (store.folder / file).read_bytes()) -> None:
-            path.replace(store.folder / file)
-            try:
-                Store.open(store.folder).classes("train")
-            finally:
-                (store.folder / file).write_bytes(whole)
-
-        made[file] = (store.folder / file).read_bytes(), read
     return made
 
 

@@ -149,6 +149,13 @@ def test_what_was_asked_for_is_named() -> None:
         loads(pickle.dumps(Calls(builtins.eval, "1")))
 
 
+def test_what_was_asked_for_is_told_in_a_line() -> None:
+    for name in ("a\nb", "\r\n" * 99, "x" * 10**6):
+        with pytest.raises(DataError, match=r"is refused") as error:
+            loads(b"\x80\x04" + pickle.dumps(name, 4)[2:-1] + pickle.dumps("f", 4)[2:-1] + b"\x93.")
+        assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
 def test_what_may_be_called_cannot_be_changed() -> None:
     """BUILD with a pair as state sets attributes of whatever is on the stack."""
     change = b"\x80\x02c_codecs\nencode\nN}X\x08\x00\x00\x00functionNs\x86b."

@@ -43,14 +43,19 @@ def load_pickle(source: Path | IO[bytes], name: str | None = None) -> Any:
         return _Reader(_Lines(source)).load()
     except _Refused as error:
         raise DataError(
-            f"{name} is refused: it asks for {str(error)[:_SAID]}, and a file of images needs only arrays and "
+            f"{name} is refused: it asks for {_said(error)}, and a file of images needs only arrays and "
             "plain containers. It may be hostile; nothing in it was run. Get the file from its publisher again."
         ) from None
     except Exception as error:  # a damaged pickle can raise anything
         raise DataError(
-            f"{name} cannot be read as a pickle ({type(error).__name__}: {str(error)[:_SAID]}). It is damaged or "
+            f"{name} cannot be read as a pickle ({type(error).__name__}: {_said(error)}). It is damaged or "
             "cut short, or no pickle: get it again."
         ) from error
+
+
+def _said(error: Exception) -> str:
+    """What an error says, in a line: it may quote the file."""
+    return " ".join(str(error)[:_SAID].split())
 
 
 class _Refused(Exception):
